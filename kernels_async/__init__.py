@@ -1,0 +1,61 @@
+"""An asyncio cache of loaded GPU kernels, keyed by the artifact they compile to."""
+
+from ._artifact import Artifact, Resources
+from ._compiler import Compiler
+from ._diagnostics import Diagnostic, Severity
+from ._errors import (
+    BuildError,
+    ClosedError,
+    CompileError,
+    CompileTimeout,
+    DeviceError,
+    DeviceMismatchError,
+    KernelsError,
+    LaunchError,
+    LoadError,
+    ReentryError,
+    ReporterError,
+    SpecificationError,
+    SymbolNotFoundError,
+    ToolchainError,
+    WorkerCrashed,
+    WrongLoopError,
+)
+from ._kernels import Kernels
+from ._keyed import KeyedKernels
+from ._pending import Pending
+from ._report import Reporter
+from ._source import Source
+from ._specialization import Specialization
+from .devices import Kernel
+
+__all__ = [
+    "Artifact",
+    "BuildError",
+    "ClosedError",
+    "CompileError",
+    "CompileTimeout",
+    "Compiler",
+    "DeviceError",
+    "DeviceMismatchError",
+    "Diagnostic",
+    "Kernel",
+    "Kernels",
+    "KernelsError",
+    "KeyedKernels",
+    "LaunchError",
+    "LoadError",
+    "Pending",
+    "ReentryError",
+    "Reporter",
+    "ReporterError",
+    "Resources",
+    "Severity",
+    "Source",
+    "Specialization",
+    "SpecificationError",
+    "SymbolNotFoundError",
+    "ToolchainError",
+    "WorkerCrashed",
+    "WrongLoopError",
+]

@@ -1,0 +1,251 @@
+"""What all clones of one `Kernels` share: its state, and the path of a kernel."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+from anyio import to_thread
+
+from ._batch import Batch
+from ._compiler import Compiler, as_source, as_specialization
+from ._errors import BuildError, ClosedError, DeviceMismatchError, WrongLoopError
+from ._loader import Loader
+from ._outcome import Outcome
+from ._pending import Pending
+from ._report import Reporting
+from ._scope import Scope
+from ._source import Source
+from ._specialization import Specialization
+from .devices import Device, Kernel, open_device
+
+
+class Cache:
+    """The kernels of one device: requested, being built and loaded.
+
+    It opens itself at the first await that needs more than it has, inside the scope of
+    its compiler, and ends when it is closed or its compiler is.
+
+    Args:
+        compiler: Makes the artifacts.
+        device: An open device, or what `open_device` takes.
+    """
+
+    def __init__(self, compiler: Compiler, device: Any) -> None:
+        self.compiler = compiler
+        self.batch = Batch()
+        self.reporting = Reporting()
+        self.loader: Loader | None = None
+        self._wanted_device = device
+        self._device: Device | None = None
+        self._scope: Scope | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = anyio.Lock()
+        self._building = anyio.Lock()
+        self._flushing = False
+        self._closed = False
+
+    async def _make(self, pending: Pending, loader: Loader) -> None:
+        """The path of one kernel, from its request to the settled `Pending`.
+
+        It runs as a task of the cache's scope: callers only wait for what it settles.
+        """
+        try:
+            # store.read, or else pool.compile and store.publish
+            artifact = await self.compiler.compile(pending.source, pending.specialization)
+            if not pending.reported:
+                await self.reporting.report(artifact)
+                pending.reported = True
+            kernel = await loader.load(artifact)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
+            self.batch.fail(pending, error)
+        else:
+            self.batch.succeed(pending, kernel)
+
+    def pending(
+        self, source: Source | str, specialization: Specialization | str
+    ) -> Pending:
+        """The request of that source and specialization; nothing starts."""
+        pair = (source, specialization)
+        found = self.batch.by_pair.get(pair)
+        if found is not None:
+            return found
+        self._refuse()
+        source, specialization = as_source(source), as_specialization(specialization)
+        key = self.compiler.key(source, specialization)
+        return self.batch.add(pair, key, lambda: Pending(self, key, source, specialization))
+
+    def request(
+        self, source: Source | str, specialization: Specialization | str
+    ) -> Pending:
+        """The request, outstanding until it is built."""
+        self._refuse()
+        pending = self.pending(source, specialization)
+        self.batch.request(pending)
+        return pending
+
+    def loaded(
+        self, source: Source | str, specialization: Specialization | str
+    ) -> Kernel | None:
+        """The kernel if it is loaded; never waits."""
+        found = self.batch.by_pair.get((source, specialization))
+        if found is None:
+            source, specialization = (
+                as_source(source),
+                as_specialization(specialization),
+            )
+            found = self.batch.find(self.compiler.key(source, specialization))
+        return None if found is None else found.kernel
+
+    async def get(self, pending: Pending, stream: Any = None) -> Kernel:
+        """Build `pending` alone, if it is not loaded."""
+        loader = await self._ready(stream)
+        if pending.kernel is not None:
+            return pending.kernel
+        attempt = pending.attempt
+        if attempt is None:
+            attempt = self._start(pending, loader)
+        return await attempt.wait()
+
+    async def resolve(self, pending: Pending, stream: Any = None) -> Kernel:
+        """Build `pending` with everything outstanding, at the end of the loop's turn."""
+        if pending.kernel is not None and stream is None:
+            return pending.kernel
+        loader = await self._ready(stream)
+        if pending.kernel is not None:
+            return pending.kernel
+        attempt = pending.attempt
+        if attempt is None:
+            attempt = pending.attempt = Outcome()
+            self._schedule(loader)
+        return await attempt.wait()
+
+    async def build(self, stream: Any = None) -> None:
+        """Build everything outstanding in one batch, after the one that is active."""
+        loader = await self._ready(stream)
+        async with self._building:
+            for active in [p.attempt for p in self.batch.building.values()]:
+                await _settled(active)
+            batch = self._start_all(loader)
+            failures = [e for e in [await _settled(a) for a in batch] if e is not None]
+        if any(isinstance(failure, ClosedError) for failure in failures):
+            raise ClosedError("the cache closed while it was building")
+        if failures:
+            raise BuildError(f"{len(failures)} of {len(batch)} kernels failed", failures)
+
+    def _start(self, pending: Pending, loader: Loader) -> Outcome[Kernel]:
+        scope = self._open_scope()
+        attempt = self.batch.take(pending)
+        scope.start_soon(self._make, pending, loader)
+        return attempt
+
+    def _start_all(self, loader: Loader) -> list[Outcome[Kernel]]:
+        scope = self._open_scope()
+        batch = self.batch.take_all()
+        for pending, _ in batch:
+            scope.start_soon(self._make, pending, loader)
+        return [attempt for _, attempt in batch]
+
+    def _schedule(self, loader: Loader) -> None:
+        """Start everything outstanding once the tasks that are ready now have run."""
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush, loader)
+
+    def _flush(self, loader: Loader) -> None:
+        self._flushing = False
+        if not self._closed:
+            self._start_all(loader)
+
+    def _refuse(self) -> None:
+        """Raise if the cache takes no more work, or not from here."""
+        if self._closed:
+            raise ClosedError("the cache is closed")
+        self.reporting.refuse_reentry()
+
+    async def _ready(self, stream: Any) -> Loader:
+        """Check that the caller may wait here; open the cache if it is not yet."""
+        self._refuse()
+        if self.loader is None:
+            await self.open()
+        if self._loop is not asyncio.get_running_loop():
+            raise WrongLoopError("the cache was opened in another event loop")
+        if stream is not None and self._device is not None:
+            self._device.check_stream(stream)
+        if self.loader is None:
+            raise ClosedError("the cache is closed")
+        return self.loader
+
+    def _open_scope(self) -> Scope:
+        if self._closed or self._scope is None:
+            raise ClosedError("the cache is closed")
+        return self._scope
+
+    async def open(self) -> None:
+        """Open the device and the scope; a second call does nothing."""
+        async with self._opening:
+            self._refuse()
+            if self.loader is not None:
+                return
+            device = await self._open_device()
+            if not device.accepts(self.compiler.target):
+                await to_thread.run_sync(device.close)
+                raise DeviceMismatchError(
+                    f"{device.name} is {device.target} and does not run "
+                    f"{self.compiler.target}"
+                )
+            scope = Scope(self.compiler.scope)
+            await scope.open()
+            scope.start_soon(self._close_at_end, device)
+            self._device, self._scope = device, scope
+            self._loop = asyncio.get_running_loop()
+            self.loader = Loader(device, scope)
+
+    async def _open_device(self) -> Device:
+        wanted = self._wanted_device
+        if isinstance(wanted, Device):
+            return wanted
+        if wanted is None:
+            wanted = "cpu" if self.compiler.target == "cpu" else "cuda"
+        return await to_thread.run_sync(open_device, wanted)
+
+    async def _close_at_end(self, device: Device) -> None:
+        """Settle everything and let go of the device, whoever ends the scope."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self._close()
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(device.close)
+
+    def _close(self) -> None:
+        self._closed = True
+        self.batch.clear(ClosedError("the cache closed"))
+
+    async def aclose(self) -> None:
+        """End all work, settle every request, let go of the device; idempotent."""
+        self.reporting.refuse_reentry()
+        self._close()
+        if self._scope is not None:
+            await self._scope.aclose()
+
+    def __repr__(self) -> str:
+        if self._device is not None:
+            device = self._device.name
+        else:
+            device = str(self._wanted_device or self.compiler.target)
+        loaded = len(self.loader.executables) if self.loader else 0
+        outstanding = len(self.batch.outstanding)
+        return f"<Kernels {device} loaded={loaded} outstanding={outstanding}>"
+
+
+async def _settled(attempt: Outcome[Kernel] | None) -> Exception | None:
+    """Wait until the attempt is settled; its error, if it failed."""
+    if attempt is None:
+        return None
+    try:
+        await attempt.wait()
+    except Exception as error:  # noqa: BLE001 - the caller gathers them
+        return error
+    return None

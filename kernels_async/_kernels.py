@@ -1,0 +1,225 @@
+"""The cache of loaded kernels of one device: the front door."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+from anyio import to_thread
+
+from ._cache import Cache
+from ._compiler import Compiler
+from ._keyed import KeyedKernels
+from ._pending import Pending
+from ._report import Reporter
+from ._source import Source
+from ._specialization import Specialization
+from .devices import Kernel, open_device
+
+
+class Kernels:
+    """The loaded kernels of one device, by the artifact that they compile to.
+
+    It exists because every server that compiles kernels at run time writes this cache.
+    A kernel is compiled once per machine and loaded once per device, in worker processes
+    and threads, and given to everyone who asks; the event loop never waits. Requests that
+    compile to the same artifact share one executable. It serves one device and refuses
+    another's streams. It belongs to one event loop. It never unloads a kernel.
+
+    Use `Kernels.open()` for a cache with a compiler of its own. `Kernels(compiler)` is an
+    empty cache over a compiler of the caller's, which must be open, and which it leaves
+    open; it ends with `aclose`, at the end of `async with`, or with the compiler.
+
+    Args:
+        compiler: Makes the artifacts.
+        device: As for `open`; by default the CPU for the target `cpu`, else the first
+            CUDA device.
+    """
+
+    __slots__ = ("__weakref__", "_by_pair", "_cache")
+
+    def __init__(self, compiler: Compiler, device: Any = None) -> None:
+        self._share(Cache(compiler, device))
+
+    def _share(self, cache: Cache) -> None:
+        self._cache = cache
+        self._by_pair = cache.batch.by_pair
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        device: Any = None,
+        *,
+        target: str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        workers: int | None = None,
+        timeout: float = 300.0,
+    ) -> AsyncIterator[Kernels]:
+        """Open a device, a compiler for it and its pool; `async with` gives the cache.
+
+        It may be entered in one task and left in another. On exit no task, process,
+        file descriptor or unsettled `Pending` is left.
+
+        Args:
+            device: `"cuda:0"`, `0`, a `cupy.cuda.Device`, `"cpu"`; by default the first
+                CUDA device, else the CPU.
+            target: By default the device's own; `"sm_90a"` for what only a target with a
+                suffix has.
+            cache_dir: As for `Compiler`.
+            workers: As for `Compiler`.
+            timeout: As for `Compiler`.
+
+        Raises:
+            DeviceError: There is no such device.
+            DeviceMismatchError: The device does not run the target.
+            ToolchainError: No compiler for the target was found.
+        """
+        opened = await to_thread.run_sync(open_device, device)
+        compiler = Compiler.shared(
+            target or opened.target,
+            cache_dir=cache_dir,
+            workers=workers,
+            timeout=timeout,
+        )
+        async with compiler, cls(compiler, opened) as kernels:
+            yield kernels
+
+    async def __aenter__(self) -> Kernels:
+        await self._cache.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the cache and all its clones.
+
+        Running compiles that nobody else waits for end with their compiler. Every
+        unsettled `Pending` settles with `ClosedError`. Kernels that are loaded stay
+        callable. A second call does nothing.
+        """
+        await self._cache.aclose()
+
+    def clone(self) -> Kernels:
+        """Another handle on the same cache: its loads, requests and reporter."""
+        clone = type(self).__new__(type(self))
+        clone._share(self._cache)
+        return clone
+
+    __copy__ = clone
+
+    def reporting(self, report: Reporter | None) -> Kernels:
+        """Have `report` called once for each artifact built, before it loads.
+
+        It gets artifacts read from disk too, with what the compiler said when they were
+        compiled, and nothing for kernels that are loaded already. Calls never overlap; a
+        plain function is called in a thread. If it raises, that kernel's load fails and
+        no other. It must not ask the same cache for work.
+
+        Args:
+            report: A function of an `Artifact`, `async` or not; `None` for no reports. It
+                replaces the reporter of every clone and every existing `Pending`.
+
+        Returns:
+            This cache.
+        """
+        self._cache.reporting.reporter = report
+        return self
+
+    @property
+    def compiler(self) -> Compiler:
+        """The compiler that this cache was made with."""
+        return self._cache.compiler
+
+    def __len__(self) -> int:
+        loader = self._cache.loader
+        return 0 if loader is None else len(loader.executables)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def is_empty(self) -> bool:
+        """Whether no kernel is loaded."""
+        return not len(self)
+
+    async def get(
+        self,
+        source: Source | str,
+        specialization: Specialization | str,
+        stream: Any = None,
+    ) -> Kernel:
+        """The loaded kernel; compiled if needed and loaded if it is not.
+
+        Outstanding requests are left alone. When the kernel is loaded and the arguments
+        are the objects of an earlier call, or equal ones, this is a dictionary look-up.
+
+        Args:
+            source: The source, or its text.
+            specialization: The specialization, or its symbol alone.
+            stream: A stream of the cache's device, or `None`.
+
+        Raises:
+            DeviceMismatchError: `stream` belongs to another device.
+            KernelsError: As each error of the tree says.
+        """
+        pending = self._by_pair.get((source, specialization))
+        if pending is not None and stream is None and pending.kernel is not None:
+            return pending.kernel
+        pending = self._cache.pending(source, specialization)
+        return await self._cache.get(pending, stream)
+
+    def request(
+        self, source: Source | str, specialization: Specialization | str
+    ) -> Pending:
+        """Ask for a kernel; nothing starts until it is awaited or `build` runs.
+
+        Args:
+            source: The source, or its text.
+            specialization: The specialization, or its symbol alone.
+
+        Returns:
+            Its handle; the same for every request of the same artifact.
+
+        Raises:
+            SpecificationError: The request cannot be right.
+            ClosedError: The cache is closed.
+        """
+        return self._cache.request(source, specialization)
+
+    async def build(self, stream: Any = None) -> None:
+        """Build every outstanding request in one batch.
+
+        A call during another batch waits for it and then checks for more work. With
+        nothing outstanding it returns at once.
+
+        Args:
+            stream: A stream of the cache's device, or `None`.
+
+        Raises:
+            DeviceMismatchError: `stream` belongs to another device.
+            BuildError: Holds every failure; the other kernels of the batch are loaded,
+                and those that failed stay requested.
+        """
+        await self._cache.build(stream)
+
+    def loaded(
+        self, source: Source | str, specialization: Specialization | str
+    ) -> Kernel | None:
+        """The kernel if it is loaded, else `None`; from any thread, without waiting."""
+        return self._cache.loaded(source, specialization)
+
+    def keyed(self) -> KeyedKernels[Any]:
+        """A new index over this cache by keys of the caller's own."""
+        return KeyedKernels(self._cache)
+
+    def __repr__(self) -> str:
+        return repr(self._cache)

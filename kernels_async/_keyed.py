@@ -1,0 +1,75 @@
+"""An index over the cache by the caller's own compact keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+from ._cache import Cache
+from ._pending import Pending
+from ._source import Source
+from ._specialization import Specialization
+from .devices import Kernel
+
+Key = TypeVar("Key", bound=Hashable)
+Make = Callable[[Key], tuple[Source | str, Specialization | str]]
+
+
+class KeyedKernels(Generic[Key]):
+    """Kernels by a key of the caller's, such as `("softmax", "float", 1024)`.
+
+    It exists so that a dispatch loop neither builds a specialization nor hashes a source
+    when the kernel is there: `make(key)` runs only when the key is not known. Different
+    keys of one artifact share one executable. Keys that failed are not kept. It does not
+    check that `make` gives the same for the same key.
+    """
+
+    __slots__ = ("_cache", "_pendings")
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._pendings: dict[Key, Pending] = {}
+
+    async def get(self, key: Key, make: Make[Key], stream: Any = None) -> Kernel:
+        """The loaded kernel of `key`; see `Kernels.get`.
+
+        Args:
+            key: Any hashable.
+            make: Gives source and specialization for a key; called on a miss only.
+            stream: A stream of the cache's device, or `None`.
+
+        Raises:
+            DeviceMismatchError: `stream` belongs to another device.
+            KernelsError: As each error of the tree says; the key is not kept.
+        """
+        pending = self._pendings.get(key)
+        if pending is not None and stream is None and pending.kernel is not None:
+            return pending.kernel
+        pending = self._pending(key, make)
+        try:
+            return await self._cache.get(pending, stream)
+        finally:
+            self._drop_failed(key, pending)
+
+    def request(self, key: Key, make: Make[Key]) -> Pending:
+        """Ask for the kernel of `key`; see `Kernels.request`."""
+        pending = self._pending(key, make)
+        return self._cache.request(pending.source, pending.specialization)
+
+    def loaded(self, key: Key) -> Kernel | None:
+        """The kernel of `key` if it is loaded, else `None`; never waits."""
+        pending = self._pendings.get(key)
+        return None if pending is None else pending.kernel
+
+    def __len__(self) -> int:
+        return sum(pending.kernel is not None for pending in self._pendings.values())
+
+    def _pending(self, key: Key, make: Make[Key]) -> Pending:
+        pending = self._pendings.get(key)
+        if pending is None or pending.failed:
+            pending = self._pendings[key] = self._cache.pending(*make(key))
+        return pending
+
+    def _drop_failed(self, key: Key, pending: Pending) -> None:
+        if pending.failed and self._pendings.get(key) is pending:
+            del self._pendings[key]

@@ -1,0 +1,71 @@
+"""Loads artifacts on one device, those that are ready together in one hop."""
+
+from __future__ import annotations
+
+from ._artifact import Artifact
+from ._errors import ClosedError
+from ._outcome import Outcome
+from ._scope import Scope
+from .devices import Device, Kernel
+
+
+class Loader:
+    """The executables of one device, each loaded once.
+
+    Artifacts of different requests whose bytes and entry are equal share one executable.
+    What is ready while a load runs is loaded in the next hop, back to back.
+
+    Attributes:
+        executables: The loaded kernels, by digest of their bytes and entry.
+    """
+
+    def __init__(self, device: Device, scope: Scope) -> None:
+        self._device = device
+        self._scope = scope
+        self.executables: dict[tuple[str, str], Kernel] = {}
+        self._loads: dict[tuple[str, str], Outcome[Kernel]] = {}
+        self._waiting: list[Artifact] = []
+        self._running = False
+
+    async def load(self, artifact: Artifact) -> Kernel:
+        """The kernel of `artifact`, loaded if its executable is not.
+
+        Raises:
+            LoadError: The device refused it.
+        """
+        executable = _executable(artifact)
+        if kernel := self.executables.get(executable):
+            return kernel
+        load = self._loads.get(executable)
+        if load is None:
+            if not self._running:
+                self._scope.start_soon(self._run)
+                self._running = True
+            load = self._loads[executable] = Outcome()
+            self._waiting.append(artifact)
+        return await load.wait()
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                artifacts, self._waiting = self._waiting, []
+                outcomes = await self._device.load(artifacts)
+                for artifact, outcome in zip(artifacts, outcomes, strict=True):
+                    self._settle(_executable(artifact), outcome)
+        finally:
+            self._running = False
+            for load in self._loads.values():
+                load.fail(ClosedError("the cache closed while it loaded"))
+            self._loads.clear()
+
+    def _settle(self, executable: tuple[str, str], outcome: Kernel | Exception) -> None:
+        load = self._loads.pop(executable)
+        if isinstance(outcome, Kernel):
+            self.executables[executable] = outcome
+            load.succeed(outcome)
+        else:
+            load.fail(outcome)
+
+
+def _executable(artifact: Artifact) -> tuple[str, str]:
+    return (artifact.output_digest, artifact.entry)

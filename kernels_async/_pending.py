@@ -1,0 +1,85 @@
+"""A requested kernel, as a handle that can be awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from ._outcome import Outcome
+from ._source import Source
+from ._specialization import Specialization
+from .devices import Kernel
+
+if TYPE_CHECKING:
+    from ._cache import Cache
+
+
+class Pending:
+    """An awaitable handle on a requested kernel.
+
+    It exists so that a server can name its kernels first and have all of them built in
+    one batch: `await` any one, or `Kernels.build()`, starts everything outstanding. The
+    same artifact has the same `Pending`. It may be awaited any number of times, and
+    cancelling one waiter does not disturb another. A failed one stays requested: the next
+    await or build tries again. It does not start anything by being made or dropped.
+
+    Attributes:
+        key: The digest of the artifact that it compiles to.
+        source: The source.
+        specialization: The symbol and configuration.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_cache",
+        "attempt",
+        "failed",
+        "kernel",
+        "key",
+        "pairs",
+        "reported",
+        "requested",
+        "source",
+        "specialization",
+    )
+
+    def __init__(
+        self, cache: Cache, key: str, source: Source, specialization: Specialization
+    ) -> None:
+        self._cache = cache
+        self.key = key
+        self.source = source
+        self.specialization = specialization
+        self.kernel: Kernel | None = None
+        self.attempt: Outcome[Kernel] | None = None
+        self.requested = False
+        self.failed = False
+        self.reported = False
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def __await__(self) -> Generator[Any, None, Kernel]:
+        return self.resolve().__await__()
+
+    async def resolve(self, stream: Any = None) -> Kernel:
+        """The kernel, built with everything outstanding if it is not loaded yet.
+
+        Args:
+            stream: A stream of the cache's device, or `None`.
+
+        Raises:
+            DeviceMismatchError: `stream` belongs to another device.
+            KernelsError: This kernel's own failure.
+        """
+        return await self._cache.resolve(self, stream)
+
+    def built(self) -> Kernel | None:
+        """The kernel if it is loaded, else `None`; from any thread, without waiting."""
+        return self.kernel
+
+    def __repr__(self) -> str:
+        state = "failed" if self.failed else "outstanding"
+        if self.kernel is not None:
+            state = "built"
+        elif self.attempt is not None:
+            state = "building"
+        return f"<Pending {self.specialization.symbol} {state} {self.key[:12]}>"

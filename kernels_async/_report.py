@@ -1,0 +1,80 @@
+"""Tells the reporter of each artifact, before it loads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import anyio
+from anyio import to_thread
+
+from ._artifact import Artifact
+from ._errors import KernelsError, ReentryError, ReporterError
+
+Reporter = Callable[[Artifact], Awaitable[object] | object]
+"""What `Kernels.reporting` takes: a function of an artifact, `async` or not."""
+
+
+@dataclass
+class _Call:
+    reporting: Reporting
+    running: bool = True
+
+
+_calls: ContextVar[tuple[_Call, ...]] = ContextVar("kernels_async_reports", default=())
+
+
+class Reporting:
+    """The reporter of one cache, and the calls to it.
+
+    Calls never overlap. A plain function is called in a thread, so that it may take its
+    time without stalling the event loop. It may be replaced at any moment.
+    """
+
+    def __init__(self) -> None:
+        self.reporter: Reporter | None = None
+        self._lock = anyio.Lock()
+
+    async def report(self, artifact: Artifact) -> None:
+        """Call the reporter with `artifact`, if there is one.
+
+        Raises:
+            ReporterError: The reporter raised.
+            KernelsError: The reporter raised one, to refuse the artifact with it.
+        """
+        if self.reporter is None:
+            return
+        async with self._lock:
+            call = _Call(self)
+            token = _calls.set((*_calls.get(), call))
+            try:
+                await _invoke(self.reporter, artifact)
+            except KernelsError:
+                raise
+            except Exception as error:
+                raise ReporterError(
+                    f"the reporter raised on {artifact.symbol!r}: {error!r}"
+                ) from error
+            finally:
+                call.running = False
+                _calls.reset(token)
+
+    def refuse_reentry(self) -> None:
+        """Raise `ReentryError` if a call of this reporter is what is running."""
+        if any(call.reporting is self and call.running for call in _calls.get()):
+            raise ReentryError(
+                "the reporter asked its own cache for work, which waits for the "
+                "reporter; ask from outside it"
+            )
+
+
+async def _invoke(reporter: Reporter, artifact: Artifact) -> None:
+    result: object
+    if inspect.iscoroutinefunction(reporter):
+        result = reporter(artifact)
+    else:
+        result = await to_thread.run_sync(lambda: reporter(artifact))
+    if inspect.isawaitable(result):
+        await result

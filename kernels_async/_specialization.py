@@ -1,0 +1,114 @@
+"""Symbol and configuration of one compile."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+from . import _options
+from ._errors import SpecificationError
+
+SYMBOL_LIMIT = 4096
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Specialization:
+    """Which kernel of a source, compiled how.
+
+    It exists to be a cheap, hashable part of a request. Equivalent spellings of an
+    option (`-DN=4`, `--define-macro=N=4`, `defines={"N": 4}`) make equal
+    specializations. It does not promise that the source has such a kernel.
+
+    Args:
+        symbol: An `extern "C"` name, or a C++ name expression as NVRTC takes it:
+            `scale<float, 4>`, `detail::scale<T>`, `(void(*)(int*))f`.
+        defines: Macros by name. A number or a `bool` is written as C++ does, a string
+            verbatim, and `None` defines the macro as empty.
+        options: NVRTC's options, in order. Both toolchains take the same ones; the cpu
+            toolchain keeps the C++ standard and fast math and drops those that only
+            mean something to a GPU.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        SpecificationError: An argument cannot be right, or an option is refused.
+    """
+
+    symbol: str
+    defines: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    options: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.symbol, str):
+            raise TypeError(f"a symbol is a string, not {self.symbol!r}")
+        if not self.symbol.strip():
+            raise SpecificationError("the symbol is empty")
+        if _CONTROL.search(self.symbol) or len(self.symbol) > SYMBOL_LIMIT:
+            raise SpecificationError(
+                f"a symbol is one line of at most {SYMBOL_LIMIT} characters, "
+                f"not {self.symbol[:80]!r}"
+            )
+        defines: dict[str, str] = {}
+        for name, value in self.defines.items():
+            if not isinstance(name, str):
+                raise TypeError(f"a define's name is a string, not {name!r}")
+            _options.add_define(defines, name, _macro_text(name, value))
+        options = _options.parse(self.options, defines)
+        object.__setattr__(self, "defines", MappingProxyType(options.defines))
+        object.__setattr__(self, "options", options.canonical)
+        object.__setattr__(self, "_architecture", options.architecture)
+
+    @property
+    def architecture(self) -> str | None:
+        """What an `-arch` among the options said, or `None`."""
+        architecture: str | None = self.__dict__["_architecture"]
+        return architecture
+
+    @cached_property
+    def _values(self) -> tuple[object, ...]:
+        macros = tuple(self.defines.items())
+        return (self.symbol, macros, tuple(self.options), self.architecture)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Specialization):
+            return NotImplemented
+        return self._values == other._values
+
+    def __reduce__(self) -> tuple[object, ...]:
+        options = tuple(self.options)
+        if self.architecture is not None:
+            options += (f"-arch={self.architecture}",)
+        return (type(self), (self.symbol, dict(self.defines), options))
+
+    def __repr__(self) -> str:
+        macros = "".join(f" -D{name}={text}" for name, text in self.defines.items())
+        options = "".join(f" {option}" for option in self.options)
+        return f"<Specialization {self.symbol}{macros}{options}>"
+
+
+def _macro_text(name: str, value: object) -> str:
+    match value:
+        case str():
+            return value
+        case None:
+            return ""
+        case bool():
+            return str(int(value))
+        case int():
+            return str(value)
+        case float() if math.isfinite(value):
+            return repr(value)
+    raise TypeError(f"define {name} is text, a finite number or None, not {value!r}")

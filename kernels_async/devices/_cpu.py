@@ -1,0 +1,277 @@
+"""The cpu device: kernels of the cpu toolchain on the host's threads.
+
+A reference device: it gives the numbers that a GPU gives, not its speed. Blocks run over
+a pool of threads; a call returns when the kernel has run, so a server calls it as
+`await asyncio.to_thread(kernel, ...)`. The kernel runs inside this process: a stray
+pointer of its source is this process's segmentation fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from anyio import to_thread
+
+from .._artifact import Artifact
+from .._errors import DeviceMismatchError, LaunchError, LoadError
+from ..toolchains._cpu import DYNAMIC_SHARED_LIMIT
+from ._base import Kernel
+
+ABI = 1
+_GRID_LIMITS = (2**31 - 1, 65535, 65535)
+_BLOCK_LIMITS = (1024, 1024, 64)
+_BLOCK_LIMIT = 1024
+_STRUCT, _POINTER, _SIGNED, _UNSIGNED, _FLOATING, _BOOL = range(6)
+_KINDS = {
+    _STRUCT: "a structure",
+    _POINTER: "a pointer",
+    _SIGNED: "a signed integer",
+    _UNSIGNED: "an unsigned integer",
+    _FLOATING: "a floating-point number",
+    _BOOL: "a bool",
+}
+_FITTING = {_SIGNED: "iu", _UNSIGNED: "iu", _FLOATING: "f", _BOOL: "b"}
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_uint32), ("kind", ctypes.c_uint32))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint64),
+        ("arguments", ctypes.c_void_p),
+        ("next_block", ctypes.c_uint64),
+        ("failed", ctypes.c_int32),
+        ("message", ctypes.c_char * 1024),
+    )
+
+
+class _Entry(ctypes.Structure):
+    _fields_ = (
+        ("abi", ctypes.c_uint32),
+        ("parameter_count", ctypes.c_uint32),
+        ("kernel", ctypes.c_void_p),
+        ("parameters", ctypes.POINTER(_Parameter)),
+        ("run", ctypes.CFUNCTYPE(None, ctypes.POINTER(_Launch))),
+    )
+
+
+class CpuKernel(Kernel):
+    """A kernel of a shared library; see `Kernel`."""
+
+    __slots__ = ("_cpu", "_parameters", "_run")
+
+    def __init__(self, cpu: CpuDevice, artifact: Artifact) -> None:
+        library = ctypes.CDLL(str(artifact.path), os.RTLD_NOW | os.RTLD_LOCAL)
+        entry = _Entry.in_dll(library, "kernels_async_entry")
+        if entry.abi != ABI:
+            raise OSError(f"its interface is {entry.abi}, this library's is {ABI}")
+        attributes = {
+            "max_threads_per_block": _BLOCK_LIMIT,
+            "max_dynamic_shared_size_bytes": DYNAMIC_SHARED_LIMIT,
+        }
+        super().__init__(artifact, cpu.name, attributes, library)
+        self._cpu = cpu
+        self._run = entry.run
+        self._parameters = [
+            (parameter.kind, parameter.size)
+            for parameter in entry.parameters[: entry.parameter_count]
+        ]
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+        stream: Any = None,
+    ) -> None:
+        """Run the kernel and return; see `Kernel.__call__`."""
+        if stream is not None:
+            self._cpu.check_stream(stream)
+        launch = _Launch(
+            grid=_extent("grid", grid, _GRID_LIMITS),
+            block=_extent("block", block, _BLOCK_LIMITS),
+            shared_bytes=_within("shared_mem", shared_mem, 0, DYNAMIC_SHARED_LIMIT),
+        )
+        _within("block", math.prod(launch.block), 1, _BLOCK_LIMIT)
+        values = self._values(args)
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        launch.arguments = ctypes.addressof(addresses)
+        self._cpu.run(self._run, launch)
+        if launch.failed:
+            raise LaunchError(f"{self!r}: {launch.message.decode(errors='replace')}")
+
+    def _values(self, args: Sequence[Any]) -> list[Any]:
+        if len(args) != len(self._parameters):
+            raise TypeError(
+                f"{self!r} takes {len(self._parameters)} arguments, not {len(args)}"
+            )
+        return [
+            _value(f"{self!r} argument {index}", kind, size, argument)
+            for index, ((kind, size), argument) in enumerate(
+                zip(self._parameters, args, strict=True)
+            )
+        ]
+
+    def get_global(self, name: str) -> Any:
+        """The variable's bytes; see `Kernel.get_global`."""
+        import numpy as np
+
+        try:
+            address = ctypes.addressof(ctypes.c_char.in_dll(self.raw, name))
+        except ValueError as error:
+            raise KeyError(f"{self!r} has no global {name!r}") from error
+        size = _symbol_size(address)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+class CpuDevice:
+    """The host's processors, as a device."""
+
+    name = "cpu"
+    target = "cpu"
+
+    def __init__(self) -> None:
+        self._helpers = len(os.sched_getaffinity(0)) - 1
+        self._threads = ThreadPoolExecutor(max(self._helpers, 1), "kernels_async-cpu")
+        self._closed = False
+
+    def accepts(self, target: str) -> bool:
+        """Whether artifacts for `target` run here."""
+        return target == self.target
+
+    def check_stream(self, stream: object) -> None:
+        """Raise `DeviceMismatchError` for any stream: the cpu device has none."""
+        if stream is not None:
+            raise DeviceMismatchError(f"the cpu device has no streams, not {stream!r}")
+
+    async def load(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
+        """Load all of them in one hop to a thread; outcomes in order."""
+        return await to_thread.run_sync(self._load_all, artifacts)
+
+    def _load_all(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
+        return [self._load(artifact) for artifact in artifacts]
+
+    def _load(self, artifact: Artifact) -> Kernel | LoadError:
+        try:
+            return CpuKernel(self, artifact)
+        except (OSError, ValueError) as error:
+            failure = LoadError(f"the cpu device refused {artifact.symbol!r}: {error}")
+            failure.__cause__ = error
+            return failure
+
+    def run(self, run: Any, launch: _Launch) -> None:
+        """Run every block of `launch`, on the caller's thread and the pool's."""
+        helpers = 0 if self._closed else min(self._helpers, math.prod(launch.grid) - 1)
+        pointer = ctypes.pointer(launch)
+        waiting = [self._threads.submit(run, pointer) for _ in range(helpers)]
+        run(pointer)
+        for future in waiting:
+            future.result()
+
+    def close(self) -> None:
+        """End the pool; kernels go on running on their callers' threads."""
+        self._closed = True
+        self._threads.shutdown()
+
+
+def _extent(what: str, extent: Sequence[int], limits: Sequence[int]) -> Any:
+    if not isinstance(extent, tuple | list) or not 1 <= len(extent) <= len(limits):
+        raise TypeError(f"{what} is a tuple of one to three numbers, not {extent!r}")
+    padded = [*extent, 1, 1][: len(limits)]
+    for size, limit in zip(padded, limits, strict=True):
+        _within(what, size, 1, limit)
+    return (ctypes.c_uint32 * 3)(*padded)
+
+
+def _within(what: str, number: int, least: int, most: int) -> int:
+    if not least <= number <= most:
+        raise LaunchError(f"{what} is {number}, which is not within {least} and {most}")
+    return number
+
+
+def _value(what: str, kind: int, size: int, argument: Any) -> Any:
+    """`argument` as the memory that a parameter of that kind and size reads."""
+    import numpy as np
+
+    if kind == _POINTER:
+        return ctypes.c_void_p(_address(what, argument))
+    if isinstance(argument, bool | int | float) and not isinstance(argument, np.generic):
+        argument = _scalar(what, kind, size, argument)
+    if isinstance(argument, np.generic):
+        fits = kind == _STRUCT or argument.dtype.kind in _FITTING[kind]
+        if fits and argument.dtype.itemsize == size:
+            return ctypes.create_string_buffer(argument.tobytes(), size)
+    given = getattr(argument, "dtype", type(argument).__name__)
+    raise TypeError(f"{what} is {_KINDS[kind]} of {size} bytes, not {given}")
+
+
+def _address(what: str, argument: Any) -> int | None:
+    import numpy as np
+
+    if isinstance(argument, np.ndarray):
+        return argument.ctypes.data
+    if argument is None or (isinstance(argument, int) and not isinstance(argument, bool)):
+        return argument
+    raise TypeError(
+        f"{what} is a pointer: a NumPy array or an address, not {type(argument).__name__}"
+    )
+
+
+def _scalar(what: str, kind: int, size: int, argument: float) -> Any:
+    """A Python number as the NumPy scalar that CuPy would make of it, or fitting it.
+
+    CuPy passes a Python `float` as eight bytes, which a `float` parameter misreads, so
+    it is refused there; an `int` is right in any integer that can hold it.
+    """
+    import numpy as np
+
+    if isinstance(argument, bool) or kind not in (_SIGNED, _UNSIGNED):
+        return np.array(argument)[()]
+    if isinstance(argument, float):
+        return np.float64(argument)
+    try:
+        return np.array(argument, f"{'i' if kind == _SIGNED else 'u'}{size}")[()]
+    except OverflowError:
+        raise TypeError(
+            f"{what} is {_KINDS[kind]} of {size} bytes, too small for {argument}"
+        ) from None
+
+
+class _SymbolInfo(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_uint32),
+        ("info", ctypes.c_uint8),
+        ("other", ctypes.c_uint8),
+        ("section", ctypes.c_uint16),
+        ("value", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+    )
+
+
+class _AddressInfo(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _symbol_size(address: int) -> int:
+    """The size of the variable at `address`, from its library's symbol table."""
+    info = _AddressInfo()
+    symbol = ctypes.POINTER(_SymbolInfo)()
+    found = ctypes.CDLL(None).dladdr1(
+        ctypes.c_void_p(address), ctypes.byref(info), ctypes.byref(symbol), 1
+    )
+    return int(symbol.contents.size) if found and symbol else 0

@@ -1,0 +1,43 @@
+"""Toolchains: each turns source, specialization and target into bytes.
+
+Which one serves is decided here, by the target, and known nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .._errors import SpecificationError
+from ._base import Job, Toolchain
+from ._cpu import CpuToolchain
+from ._cuda import CudaToolchain
+
+__all__ = ["Job", "Toolchain", "check_target", "find", "from_configuration"]
+
+_KINDS: dict[str, type[CpuToolchain] | type[CudaToolchain]] = {
+    "cpu": CpuToolchain,
+    "cuda": CudaToolchain,
+}
+
+
+def check_target(target: str) -> str:
+    """`target` if it is one: `cpu`, or `sm_` and a compute capability such as `sm_90a`."""
+    if not isinstance(target, str):
+        raise TypeError(f"a target is a string such as 'sm_90', not {target!r}")
+    if target != "cpu" and not re.fullmatch(r"sm_\d{2,3}[af]?", target):
+        hint = "; a cubin is needed, not PTX" if target.startswith("compute_") else ""
+        raise SpecificationError(
+            f"a target is 'cpu' or an architecture such as 'sm_90a', not {target!r}{hint}"
+        )
+    return target
+
+
+def find(target: str) -> Toolchain:
+    """The toolchain for `target`; blocks while it reads its libraries."""
+    return _KINDS["cpu" if target == "cpu" else "cuda"].find()
+
+
+def from_configuration(configuration: dict[str, Any]) -> Toolchain:
+    """The toolchain that `configuration` describes, in a worker."""
+    return _KINDS[configuration["kind"]].from_configuration(configuration)

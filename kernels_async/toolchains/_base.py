@@ -1,0 +1,112 @@
+"""What a toolchain is: the one interface between a compiler and the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from .._artifact import Output
+from .._source import Source
+from .._specialization import Specialization
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One compile: `specialization` of `source` for `target`."""
+
+    source: Source
+    specialization: Specialization
+    target: str
+
+    def to_record(self) -> dict[str, Any]:
+        """The JSON form, read by `from_record`."""
+        return {
+            "text": self.source.text,
+            "headers": dict(self.source.headers),
+            "name": self.source.name,
+            "symbol": self.specialization.symbol,
+            "defines": dict(self.specialization.defines),
+            "options": list(self.specialization.options),
+            "target": self.target,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Job:
+        """Rebuild one from its JSON form."""
+        return cls(
+            Source(record["text"], record["headers"], record["name"]),
+            Specialization(record["symbol"], record["defines"], record["options"]),
+            record["target"],
+        )
+
+
+class Toolchain(Protocol):
+    """Turns a job into bytes and diagnostics.
+
+    Found in the server's process, where it only says what it is; rebuilt from its
+    `configuration` in a worker process, where `compile` runs.
+    """
+
+    kind: ClassVar[str]
+    filename: ClassVar[str]
+
+    @property
+    def identity(self) -> str:
+        """Everything about it that changes its output, and no path."""
+
+    def configuration(self) -> dict[str, Any]:
+        """JSON from which a worker rebuilds it."""
+
+    def compile(self, job: Job) -> Output:
+        """Compile one job, in the current directory, which is empty and private.
+
+        Raises:
+            CompileError: The compiler refused the source.
+            ToolchainError: The compiler cannot be used, or not for this target.
+        """
+
+
+_COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_KERNEL = re.compile(
+    r"(?:template\s*<(?P<parameters>[^{};]*?)>\s*)?"
+    r"(?:(?:static|inline|extern|__forceinline__|__noinline__)\s+|\"\"\s*)*"
+    r"__global__\s+"
+    r"(?:__\w+__\s*\((?:[^()]|\([^()]*\))*\)\s*|\w+\s+)*?"
+    r"(?P<name>\w+)\s*\("
+)
+
+
+def kernels_in(source: Source) -> list[str]:
+    """The kernels that `source` seems to define, for messages only.
+
+    It reads text, not C++: kernels made by macros or in headers are not seen.
+    """
+    text = _COMMENT_OR_TEXT.sub(
+        lambda match: '""' if match[0].startswith('"') else " ", source.text
+    )
+    found = []
+    for match in _KERNEL.finditer(text):
+        parameters = match["parameters"]
+        name = match["name"]
+        found.append(name if parameters is None else f"{name}<{_names(parameters)}>")
+    return found
+
+
+def no_such_kernel(job: Job, reason: str) -> str:
+    """The message for a symbol that the source does not have."""
+    kernels = kernels_in(job.source)
+    has = f"it has {', '.join(kernels)}" if kernels else "it has no kernel"
+    text = f"no kernel {job.specialization.symbol!r} in {job.source.name}: {reason}; {has}"
+    name = re.match(r"[&(\s]*([\w:]*\w)", job.specialization.symbol)
+    plain = name[1].rpartition("::")[2] if name else ""
+    templates = [k for k in kernels if k.startswith(f"{plain}<")]
+    if templates and "<" not in job.specialization.symbol:
+        text += f"\nhint: {templates[0]} is a template: name an instantiation of it"
+    return text
+
+
+def _names(parameters: str) -> str:
+    words = (part.partition("=")[0].split() for part in parameters.split(","))
+    return ", ".join(part[-1] for part in words if part)

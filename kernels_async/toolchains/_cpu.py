@@ -1,0 +1,267 @@
+"""The cpu toolchain: the same CUDA C++ source through the host's C++ compiler.
+
+One header, `cuda_on_cpu.h`, supplies CUDA's language; a construct that it lacks is a
+compile error that names it. It exists so that kernels, tests and servers run where
+there is no GPU; it promises right numbers, not speed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+from .._artifact import Output
+from .._diagnostics import Diagnostic, Severity, printable, summarize
+from .._digest import digest
+from .._errors import CompileError, SymbolNotFoundError, ToolchainError
+from . import _gnu_log
+from ._base import Job, no_such_kernel
+
+HEADER = Path(__file__).with_name("cuda_on_cpu.h")
+DYNAMIC_SHARED_LIMIT = 227 * 1024
+
+_INSTALL = "install g++ or clang++, set $CXX, or pip install ziglang"
+_OLD_STANDARDS = {"c++03", "c++11", "c++14"}
+_FLAGS = (
+    "-O2",
+    "-fPIC",
+    "-fsigned-char",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-fdiagnostics-color=never",
+    "-Wunused-variable",
+)
+_SYMBOL = "symbol"
+
+
+@dataclass(frozen=True)
+class CpuToolchain:
+    """The host's C++ compiler and the header that makes CUDA C++ of it.
+
+    Attributes:
+        command: The compiler's command line, without options.
+        identity: Its version, its machine and the digest of the header.
+    """
+
+    command: tuple[str, ...]
+    identity: str
+    kind: ClassVar[str] = "cpu"
+    filename: ClassVar[str] = "kernel.so"
+
+    @classmethod
+    def find(cls) -> CpuToolchain:
+        """Find a C++ compiler: `$CXX`, `c++`, `g++`, `clang++`, or the ziglang wheel."""
+        command = _find_compiler()
+        version, machine = _describe(command)
+        header = digest(HEADER.read_bytes())
+        return cls(command, f"c++ [{version}] for {machine} cuda_on_cpu.h {header}")
+
+    @classmethod
+    def from_configuration(cls, configuration: dict[str, Any]) -> CpuToolchain:
+        """Rebuild one in a worker."""
+        return cls(tuple(configuration["command"]), configuration["identity"])
+
+    def configuration(self) -> dict[str, Any]:
+        """JSON from which a worker rebuilds it."""
+        return {
+            "kind": self.kind,
+            "command": list(self.command),
+            "identity": self.identity,
+        }
+
+    def compile(self, job: Job) -> Output:
+        """Compile and link one job, in a folder of its own."""
+        started = time.perf_counter()
+        with TemporaryDirectory(dir=".") as folder:
+            log = self._compile(job, Path(folder))
+            entry, shared = _read_object(Path(folder, "kernel.o"))
+            self._link(Path(folder), shared)
+            data = Path(folder, "kernel.so").read_bytes()
+        seconds = time.perf_counter() - started
+        return Output(data, entry, tuple(_gnu_log.parse(log)), None, seconds)
+
+    def _compile(self, job: Job, folder: Path) -> str:
+        source = job.source
+        _write(folder / source.name, source.text)
+        for name, text in source.headers.items():
+            _write(folder / ".headers" / name, text)
+        entry = (
+            f'#include "{source.name}"\n'
+            f'#line 1 "{_SYMBOL}"\n'
+            f"KERNELS_ASYNC_ENTRY(\n{job.specialization.symbol}\n)\n"
+        )
+        _write(folder / ".entry.cpp", entry)
+        options = [
+            *_translate(job.specialization.options),
+            *(f"-D{name}={text}" for name, text in job.specialization.defines.items()),
+            "-I.headers",
+            "-frandom-seed=kernels_async",
+            "-include",
+            str(HEADER),
+        ]
+        result = self._run(
+            [*_FLAGS, *options, "-c", ".entry.cpp", "-o", "kernel.o"], folder
+        )
+        if result.returncode:
+            raise _failure(job, result.stderr)
+        return result.stderr
+
+    def _link(self, folder: Path, shared: Sequence[str]) -> None:
+        """Link, with every `extern __shared__` array at one place of one block."""
+        _write(folder / "shared.s", _shared_memory(shared))
+        options = ["-shared", "-Wl,-Bsymbolic", "-Wl,--build-id=none"]
+        result = self._run(
+            [
+                *options,
+                "kernel.o",
+                *(["shared.s"] if shared else []),
+                "-o",
+                "kernel.so",
+            ],
+            folder,
+        )
+        if result.returncode:
+            diagnostics = _gnu_log.parse(result.stderr)
+            text = printable(result.stderr).strip()
+            raise CompileError(
+                f"the kernel does not link: {text}", diagnostics=diagnostics, log=text
+            )
+
+    def _run(
+        self, arguments: Sequence[str], folder: Path
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.command, *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            check=False,
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _translate(options: Sequence[str]) -> list[str]:
+    """Options of NVRTC that mean something to a host compiler, in its words."""
+    standard = "c++17"
+    translated = []
+    for option in options:
+        name, _, value = option.partition("=")
+        match name:
+            case "--std":
+                standard = "c++17" if value in _OLD_STANDARDS else value
+            case "--use_fast_math":
+                translated.append("-ffast-math")
+            case "--disable-warnings":
+                translated.append("-w")
+            case "--undefine-macro":
+                translated.append(f"-U{value}")
+    return [f"-std={standard.replace('c++', 'gnu++')}", *translated]
+
+
+def _shared_memory(symbols: Sequence[str]) -> str:
+    """Assembler text: one thread-local array, under the name of each symbol."""
+    lines = ['.section .tbss,"awT",%nobits', ".balign 128"]
+    for symbol in symbols:
+        lines += [f".globl {symbol}", f".type {symbol}, %object", f"{symbol}:"]
+    lines += [f".zero {DYNAMIC_SHARED_LIMIT}", '.section .note.GNU-stack,"",%progbits']
+    return "\n".join([*lines, ""])
+
+
+def _read_object(path: Path) -> tuple[str, list[str]]:
+    """The kernel's lowered name, and the names of its `extern __shared__` arrays."""
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.relocation import RelocationSection
+    from elftools.elf.sections import SymbolTableSection
+
+    with path.open("rb") as stream:
+        elf = ELFFile(stream)
+        table = elf.get_section_by_name(".symtab")
+        if not isinstance(table, SymbolTableSection):
+            raise ToolchainError("the C++ compiler did not make an ELF object")
+        symbols = list(table.iter_symbols())
+        exported = next(s for s in symbols if s.name == "kernels_async_entry")
+        kernel_field = exported["st_value"] + 8
+        entry = next(
+            symbols[relocation["r_info_sym"]].name
+            for section in elf.iter_sections()
+            if isinstance(section, RelocationSection)
+            and section["sh_info"] == exported["st_shndx"]
+            for relocation in section.iter_relocations()
+            if relocation["r_offset"] == kernel_field
+        )
+        shared = [
+            s.name
+            for s in symbols
+            if s["st_shndx"] == "SHN_UNDEF" and s["st_info"]["type"] == "STT_TLS"
+        ]
+    return entry, shared
+
+
+def _failure(job: Job, text: str) -> CompileError:
+    diagnostics = [_about_symbol(job, d) for d in _gnu_log.parse(text)]
+    errors = [d for d in _gnu_log.parse(text) if d.severity is Severity.ERROR]
+    if errors and all(d.file == _SYMBOL for d in errors):
+        return SymbolNotFoundError(
+            no_such_kernel(job, errors[0].message),
+            diagnostics=diagnostics,
+            log=printable(text),
+        )
+    message = summarize(diagnostics) if errors else printable(text).strip()
+    return CompileError(message, diagnostics=diagnostics, log=printable(text))
+
+
+def _about_symbol(job: Job, diagnostic: Diagnostic) -> Diagnostic:
+    if diagnostic.file != _SYMBOL:
+        return replace(diagnostic, file=diagnostic.file.removeprefix(".headers/"))
+    message = f"in symbol {job.specialization.symbol!r}: {diagnostic.message}"
+    return replace(diagnostic, message=message, file="", line=None, column=None, excerpt="")
+
+
+def _find_compiler() -> tuple[str, ...]:
+    chosen = os.environ.get("CXX", "").split()
+    if chosen:
+        found = shutil.which(chosen[0])
+        if found is None:
+            raise ToolchainError(
+                f"$CXX names {chosen[0]!r}, which is not there: {_INSTALL}"
+            )
+        return (found, *chosen[1:])
+    for name in ("c++", "g++", "clang++"):
+        if found := shutil.which(name):
+            return (found,)
+    zig = find_spec("ziglang")
+    if zig is not None and zig.submodule_search_locations:
+        return (str(Path(zig.submodule_search_locations[0], "zig")), "c++")
+    raise ToolchainError(f"no C++ compiler was found: {_INSTALL}")
+
+
+@lru_cache
+def _describe(command: tuple[str, ...]) -> tuple[str, str]:
+    """The compiler's version and the machine that it compiles for."""
+    answers = []
+    for option in ("--version", "-dumpmachine"):
+        try:
+            result = subprocess.run(
+                [*command, option], capture_output=True, text=True, check=True
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ToolchainError(
+                f"{' '.join(command)} is no working C++ compiler: {error}; {_INSTALL}"
+            ) from error
+        answers.append(result.stdout.strip())
+    return " ".join(answers[0].split()), answers[1]

@@ -1,0 +1,284 @@
+"""The cuda toolchain: CUDA C++ through NVRTC straight to a cubin.
+
+NVRTC and the toolkit's headers come from the `nvidia-cuda-*` wheels or an installed
+toolkit; neither a GPU nor a driver is needed. The traps of NVRTC are handled here and
+known nowhere else: it reports success for an empty result, one bad name expression
+fails the whole program, its output holds a seed of the process unless it is given one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from blake3 import blake3
+
+from .._artifact import Output
+from .._diagnostics import Diagnostic, Severity, printable, summarize
+from .._digest import digest
+from .._errors import CompileError, SymbolNotFoundError, ToolchainError
+from . import _nvrtc_log
+from ._base import Job, no_such_kernel
+
+_INSTALL = "pip install 'kernels_async[cuda13]' (or [cuda12]), or install a CUDA toolkit"
+_SEED = "kernels_async"
+_OLDEST = (12, 4)
+_CACHES_BY_ITSELF = (12, 9)
+
+
+@dataclass(frozen=True)
+class CudaToolchain:
+    """NVRTC and the headers beside it.
+
+    Attributes:
+        library: Path of `libnvrtc`.
+        include_dirs: The toolkit's and CCCL's header folders, as far as found.
+        version: NVRTC's version, without the patch level, which it does not tell.
+        identity: The version, the digests of its libraries and the headers' versions.
+    """
+
+    library: str
+    include_dirs: tuple[str, ...]
+    version: tuple[int, int]
+    identity: str
+    kind: ClassVar[str] = "cuda"
+    filename: ClassVar[str] = "kernel.cubin"
+
+    @classmethod
+    def find(cls) -> CudaToolchain:
+        """Find NVRTC and its headers; reads its library once per process."""
+        library = _find_library()
+        version = _version(library)
+        if version < _OLDEST:
+            raise ToolchainError(
+                f"NVRTC {version[0]}.{version[1]} at {library} is older than "
+                f"{_OLDEST[0]}.{_OLDEST[1]}: {_INSTALL}"
+            )
+        include_dirs = _find_headers(library)
+        headers = ", ".join(_headers_identity(folder) for folder in include_dirs)
+        identity = (
+            f"nvrtc {version[0]}.{version[1]} {_library_digest(library)} "
+            f"headers [{headers}]"
+        )
+        return cls(library, include_dirs, version, identity)
+
+    @classmethod
+    def from_configuration(cls, configuration: dict[str, Any]) -> CudaToolchain:
+        """Rebuild one in a worker."""
+        return cls(
+            configuration["library"],
+            tuple(configuration["include_dirs"]),
+            (configuration["version"][0], configuration["version"][1]),
+            configuration["identity"],
+        )
+
+    def configuration(self) -> dict[str, Any]:
+        """JSON from which a worker rebuilds it."""
+        return {
+            "kind": self.kind,
+            "library": self.library,
+            "include_dirs": list(self.include_dirs),
+            "version": list(self.version),
+            "identity": self.identity,
+        }
+
+    def compile(self, job: Job) -> Output:
+        """Compile one job with NVRTC, in this process."""
+        nvrtc = _Nvrtc(self.library)
+        started = time.perf_counter()
+        program = nvrtc.program(job)
+        try:
+            symbol = job.specialization.symbol.encode()
+            nvrtc.call("AddNameExpression", program, symbol)
+            status = nvrtc.compile(program, self._options(job))
+            text = nvrtc.log(program)
+            log = _nvrtc_log.parse(text)
+            if status != "NVRTC_SUCCESS":
+                raise _failure(job, status, text, log, nvrtc.architectures())
+            entry = nvrtc.lowered_name(program, symbol)
+            data = nvrtc.cubin(program)
+        finally:
+            nvrtc.destroy(program)
+        if not data or entry not in log.kernels:
+            raise SymbolNotFoundError(
+                no_such_kernel(job, "the compiled program does not have it"),
+                diagnostics=log.diagnostics,
+                log=printable(text),
+            )
+        seconds = time.perf_counter() - started
+        return Output(data, entry, tuple(log.diagnostics), log.kernels[entry], seconds)
+
+    def _options(self, job: Job) -> list[str]:
+        defines = job.specialization.defines.items()
+        return [
+            f"--gpu-architecture={job.target}",
+            "--ptxas-options=-v",
+            f"--frandom-seed={_SEED}",
+            *(["--no-cache"] if self.version >= _CACHES_BY_ITSELF else []),
+            *(f"--define-macro={name}={text}" for name, text in defines),
+            *job.specialization.options,
+            *(f"--include-path={folder}" for folder in self.include_dirs),
+        ]
+
+
+class _Nvrtc:
+    """NVRTC's calls; the only place that knows `cuda.bindings`."""
+
+    def __init__(self, library: str) -> None:
+        try:
+            ctypes.CDLL(library)
+            from cuda.bindings import nvrtc
+        except (ImportError, OSError, RuntimeError) as error:
+            raise ToolchainError(f"NVRTC cannot be loaded: {error}; {_INSTALL}") from error
+        self._nvrtc = nvrtc
+
+    def call(self, name: str, *arguments: object) -> Any:
+        """Call `nvrtc<name>`; a failure of NVRTC itself is a `ToolchainError`."""
+        status, *results = getattr(self._nvrtc, f"nvrtc{name}")(*arguments)
+        if status.value:
+            raise ToolchainError(f"nvrtc{name} failed: {status.name}")
+        return results[0] if len(results) == 1 else results
+
+    def program(self, job: Job) -> Any:
+        headers = job.source.headers
+        return self.call(
+            "CreateProgram",
+            job.source.text.encode(),
+            job.source.name.encode(),
+            len(headers),
+            [text.encode() for text in headers.values()],
+            [name.encode() for name in headers],
+        )
+
+    def compile(self, program: Any, options: list[str]) -> str:
+        encoded = [option.encode() for option in options]
+        (status,) = self._nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        name: str = status.name
+        return name
+
+    def log(self, program: Any) -> str:
+        buffer = bytes(self.call("GetProgramLogSize", program))
+        self.call("GetProgramLog", program, buffer)
+        return buffer.rstrip(b"\0").decode(errors="backslashreplace")
+
+    def lowered_name(self, program: Any, symbol: bytes) -> str:
+        name: bytes = self.call("GetLoweredName", program, symbol)
+        return name.decode()
+
+    def cubin(self, program: Any) -> bytes:
+        buffer = bytes(self.call("GetCUBINSize", program))
+        self.call("GetCUBIN", program, buffer)
+        return buffer
+
+    def architectures(self) -> list[int]:
+        found: list[int] = self.call("GetSupportedArchs")
+        return [number for number in found if number]
+
+    def destroy(self, program: Any) -> None:
+        self.call("DestroyProgram", program)
+
+
+def _failure(
+    job: Job, status: str, text: str, log: _nvrtc_log.Log, architectures: list[int]
+) -> CompileError | ToolchainError:
+    """What a failed compile is: the target's fault, the symbol's or the source's."""
+    if status == "NVRTC_ERROR_INVALID_OPTION" and "gpu-architecture" in text:
+        known = ", ".join(f"sm_{number}" for number in architectures)
+        return ToolchainError(
+            f"this NVRTC does not know the target {job.target}; it knows {known}"
+        )
+    if status == "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE":
+        return ToolchainError(f"NVRTC is not whole: {printable(text).strip()}")
+    diagnostics = [_about_symbol(job, diagnostic) for diagnostic in log.diagnostics]
+    errors = [d for d in log.diagnostics if d.severity is Severity.ERROR]
+    if errors and all(d.file == _nvrtc_log.NAME_MAP for d in errors):
+        return SymbolNotFoundError(
+            no_such_kernel(job, errors[0].message),
+            diagnostics=diagnostics,
+            log=printable(text),
+        )
+    message = f"{status}: {printable(text).strip()}"
+    if errors:
+        message = summarize(sorted(diagnostics, key=lambda d: not d.file))
+    return CompileError(message, diagnostics=diagnostics, log=printable(text))
+
+
+def _about_symbol(job: Job, diagnostic: Diagnostic) -> Diagnostic:
+    if diagnostic.file != _nvrtc_log.NAME_MAP:
+        return diagnostic
+    message = f"in symbol {job.specialization.symbol!r}: {diagnostic.message}"
+    return replace(diagnostic, message=message, file="", line=None, column=None, excerpt="")
+
+
+def _find_library() -> str:
+    try:
+        from cuda import pathfinder
+    except ImportError as error:
+        raise ToolchainError(f"NVRTC was not found: {_INSTALL}") from error
+    try:
+        library = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
+    except (pathfinder.DynamicLibNotFoundError, OSError, RuntimeError) as error:
+        raise ToolchainError(f"NVRTC was not found: {_INSTALL}") from error
+    if library is None:
+        raise ToolchainError(f"NVRTC has no path: {_INSTALL}")
+    return str(library)
+
+
+def _version(library: str) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    status = ctypes.CDLL(library).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    if status:
+        raise ToolchainError(f"NVRTC at {library} does not tell its version: {status}")
+    return major.value, minor.value
+
+
+def _find_headers(library: str) -> tuple[str, ...]:
+    """The toolkit's headers beside the library if there are any, else the nearest."""
+    from cuda import pathfinder
+
+    beside = [parent / "include" for parent in Path(library).resolve().parents[:4]]
+    toolkit = next(
+        (str(folder) for folder in beside if (folder / "cuda_runtime.h").is_file()),
+        None,
+    ) or pathfinder.find_nvidia_header_directory("cudart")
+    if toolkit is None:
+        return ()
+    cccl = Path(toolkit, "cccl")
+    found = str(cccl) if cccl.is_dir() else pathfinder.find_nvidia_header_directory("cccl")
+    return (toolkit,) if found in (None, toolkit) else (toolkit, found)
+
+
+@lru_cache
+def _library_digest(library: str) -> str:
+    """Of the library and its builtins: the version lacks the patch level."""
+    hasher = blake3(max_threads=blake3.AUTO)
+    path = Path(library).resolve()
+    for part in (path, *sorted(path.parent.glob("libnvrtc-builtins*"))):
+        hasher.update_mmap(part)
+    return hasher.hexdigest()
+
+
+@lru_cache
+def _headers_identity(folder: str) -> str:
+    """The headers' versions and the digest of the tree's names and sizes."""
+    root = Path(folder)
+    tree = sorted(
+        f"{path.relative_to(root)} {path.stat().st_size}"
+        for path in root.rglob("*")
+        if path.is_file()
+    )
+    versions = [
+        match[1] + " " + match[2]
+        for name in ("cuda.h", "cuda/std/__cccl/version.h")
+        if (root / name).is_file()
+        for match in re.finditer(
+            r"#\s*define (CUDA_VERSION|CCCL_VERSION) (\d+)",
+            (root / name).read_text(errors="replace"),
+        )
+    ]
+    return " ".join([*versions, digest("\n".join(tree).encode())])

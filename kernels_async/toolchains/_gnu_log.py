@@ -1,0 +1,52 @@
+"""The log of GCC or Clang, taken apart."""
+
+from __future__ import annotations
+
+import re
+
+from .._diagnostics import Diagnostic, Severity, printable
+
+_SEVERITY = {
+    "note": Severity.NOTE,
+    "remark": Severity.NOTE,
+    "warning": Severity.WARNING,
+    "Warning": Severity.WARNING,
+}
+_MESSAGE = re.compile(
+    r"(?P<file>[^\s:][^:]*):(?:(?P<line>\d+):)?(?:(?P<column>\d+):)? "
+    r"(?P<severity>(?:fatal |internal compiler )?error|warning|note|remark"
+    r"|sorry, unimplemented|Error|Warning): (?P<message>.*?)"
+    r"(?: \[-W(?P<code>[\w=+-]+)\])?"
+)
+
+
+def parse(text: str) -> list[Diagnostic]:
+    """Every message of `text`, in order; what fits no pattern is a NOTE."""
+    found: list[list[str]] = []
+    following = False
+    for line in printable(text).splitlines():
+        if _MESSAGE.fullmatch(line):
+            found.append([line])
+            following = True
+        elif following and line[:1] == " ":
+            found[-1].append(line)
+        elif line.strip():
+            found.append([line])
+            following = False
+    return [_diagnostic(lines) for lines in found]
+
+
+def _diagnostic(lines: list[str]) -> Diagnostic:
+    head, *rest = lines
+    match = _MESSAGE.fullmatch(head)
+    if match is None:
+        return Diagnostic(Severity.NOTE, "\n".join(lines))
+    return Diagnostic(
+        severity=_SEVERITY.get(match["severity"], Severity.ERROR),
+        message=match["message"],
+        code=match["code"] or "",
+        file=match["file"],
+        line=int(match["line"]) if match["line"] else None,
+        column=int(match["column"]) if match["column"] else None,
+        excerpt="\n".join(rest),
+    )
