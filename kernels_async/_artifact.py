@@ -14,7 +14,7 @@ Origin = Literal["compiled", "disk", "remote"]
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one kernel needs of a multiprocessor, as ptxas tells it before any load.
+    """What one kernel needs of a multiprocessor, as ptxas tells it, before any load.
 
     Attributes:
         registers: Registers of each thread.
@@ -22,7 +22,7 @@ class Resources:
         spill_loads: Bytes loaded back, each thread.
         stack: Bytes of stack frame of each thread.
         shared: Bytes of static shared memory of each block.
-        constant: Bytes of constant memory, all banks, parameters included.
+        constant: Bytes of `__constant__` variables, as the cubin has them.
         barriers: Barriers of each block.
     """
 

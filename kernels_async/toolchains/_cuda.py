@@ -13,6 +13,7 @@ import re
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -111,7 +112,8 @@ class CudaToolchain:
                 log=printable(text),
             )
         seconds = time.perf_counter() - started
-        return Output(data, entry, tuple(log.diagnostics), log.kernels[entry], seconds)
+        resources = replace(log.kernels[entry], constant=_constant_bytes(data))
+        return Output(data, entry, tuple(log.diagnostics), resources, seconds)
 
     def _options(self, job: Job) -> list[str]:
         defines = job.specialization.defines.items()
@@ -206,6 +208,14 @@ def _failure(
     if errors:
         message = summarize(sorted(diagnostics, key=lambda d: not d.file))
     return CompileError(message, diagnostics=diagnostics, log=printable(text))
+
+
+def _constant_bytes(cubin: bytes) -> int:
+    """The size of the bank of `__constant__` variables, which ptxas does not tell."""
+    from elftools.elf.elffile import ELFFile
+
+    bank = ELFFile(BytesIO(cubin)).get_section_by_name(".nv.constant3")
+    return 0 if bank is None else int(bank["sh_size"])
 
 
 def _about_symbol(job: Job, diagnostic: Diagnostic) -> Diagnostic:

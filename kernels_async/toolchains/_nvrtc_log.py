@@ -92,7 +92,7 @@ def _resources(used: re.Match[str], frame: tuple[int, int, int]) -> Resources:
         spill_loads=loads,
         stack=stack,
         shared=total(r"(\d+)(?:\+\d+)? bytes smem"),
-        constant=total(r"(\d+) bytes cmem"),
+        constant=0,
         barriers=total(r"used (\d+) barriers"),
     )
 

@@ -1,0 +1,65 @@
+"""Fixtures that every test may use, and the watch over the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels_async import Compiler, Kernels
+
+BLOCKED_SECONDS = 0.05
+
+
+@pytest.fixture(autouse=True)
+async def _loop_is_never_blocked(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
+    """Fail a test in which one callback holds the event loop for too long."""
+    loop = asyncio.get_running_loop()
+    loop.set_debug(True)
+    loop.slow_callback_duration = BLOCKED_SECONDS
+    yield
+    loop.set_debug(False)
+    slow = [
+        record.getMessage()
+        for phase in ("setup", "call")
+        for record in caplog.get_records(phase)
+        if record.name == "asyncio" and record.levelno >= logging.WARNING
+    ]
+    assert slow == []
+
+
+@pytest.fixture(autouse=True)
+def _own_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give each test a default cache directory of its own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("KERNELS_ASYNC_CACHE_DIR", str(folder))
+    yield folder
+
+
+@pytest.fixture
+def cache_dir(_own_cache_dir: Path) -> Path:
+    """The test's cache directory."""
+    return _own_cache_dir
+
+
+@pytest.fixture(scope="session")
+def warm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory that the tests share, for those that do not look at compiles."""
+    return tmp_path_factory.mktemp("warm")
+
+
+@pytest.fixture
+async def compiler() -> AsyncIterator[Compiler]:
+    """A compiler for sm_90 with a cache directory of its own."""
+    async with Compiler("sm_90", workers=2) as compiler:
+        yield compiler
+
+
+@pytest.fixture
+async def kernels(warm_dir: Path) -> AsyncIterator[Kernels]:
+    """A cache on the cpu device."""
+    async with Kernels.open("cpu", cache_dir=warm_dir, workers=2) as kernels:
+        yield kernels

@@ -1,0 +1,88 @@
+"""Tests of `Source`: content, and nothing but content."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from kernels_async import Source, SpecificationError
+
+TEXT = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
+
+
+def test_sources_of_equal_content_are_equal() -> None:
+    """Text, headers and name are what a source is; the order of headers is not."""
+    one = Source(TEXT, {"a.h": "1", "b.h": "2"}, "k.cu")
+    two = Source(TEXT, {"b.h": "2", "a.h": "1"}, "k.cu")
+
+    assert (one, hash(one)) == (two, hash(two))
+    assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Source(TEXT + " "),
+        Source(TEXT, {"a.h": "1"}),
+        Source(TEXT, name="other.cu"),
+    ],
+)
+def test_sources_of_other_content_differ(other: Source) -> None:
+    """Each part of the content counts."""
+    assert Source(TEXT) != other
+
+
+def test_a_byte_order_mark_is_dropped() -> None:
+    """NVRTC calls it an unrecognized token, in a source and in a header."""
+    assert Source("\ufeff" + TEXT, {"a.h": "\ufeff1"}) == Source(TEXT, {"a.h": "1"})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Source(""),
+        lambda: Source(" \n"),
+        lambda: Source(TEXT + "\0#error"),
+        lambda: Source(TEXT, {"a.h": "\0"}),
+        lambda: Source("// \ud800"),
+        lambda: Source(TEXT, {"../a.h": ""}),
+        lambda: Source(TEXT, {"/etc/a.h": ""}),
+        lambda: Source(TEXT, {"a\n.h": ""}),
+        lambda: Source(TEXT, name="dir/k.cu"),
+        lambda: Source(TEXT, name=""),
+        lambda: Source(TEXT, name=".."),
+    ],
+)
+def test_a_source_that_cannot_be_right_is_refused(make: Any) -> None:
+    """NVRTC stops at a NUL and reports success; names are no paths out of the source."""
+    with pytest.raises(SpecificationError):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Source(b"x"),  # type: ignore[arg-type]
+        lambda: Source(None),  # type: ignore[arg-type]
+        lambda: Source(TEXT, {"a.h": b""}),  # type: ignore[dict-item]
+        lambda: Source(TEXT, {1: ""}),  # type: ignore[dict-item]
+        lambda: Source(TEXT, name=1),  # type: ignore[arg-type]
+    ],
+)
+def test_a_source_that_is_no_string_is_a_type_error(make: Any) -> None:
+    """Bytes may hold a 0xFF, where NVRTC ends the file silently."""
+    with pytest.raises(TypeError):
+        make()
+
+
+def test_it_is_immutable_and_its_repr_does_not_show_the_text() -> None:
+    """A source is a key, and may be a secret."""
+    source = Source(TEXT, {"a.h": "1"})
+
+    with pytest.raises(AttributeError):
+        source.text = ""  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        source.headers["a.h"] = ""  # type: ignore[index]
+    assert repr(source) == f"<Source kernel.cu {len(TEXT)} characters, 1 headers>"

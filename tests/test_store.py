@@ -1,0 +1,199 @@
+"""Tests of the artifact store: whole, verified, or a miss."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernels_async import Artifact, Diagnostic, Resources, Severity
+from kernels_async._artifact import Output
+from kernels_async._store import RECORD, Store, default_cache_dir
+
+KEY = "ab" + "c" * 62
+OTHER = "ab" + "d" * 62
+OUTPUT = Output(
+    data=b"\x7fELF cubin",
+    entry="_Z1kv",
+    diagnostics=(Diagnostic(Severity.WARNING, "unused", "177-D", "k.cu", 1, 2, "x"),),
+    resources=Resources(1, 2, 3, 4, 5, 6, 7),
+    compile_seconds=0.25,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store in a directory that does not exist yet."""
+    return Store(tmp_path / "store", "kernel.cubin")
+
+
+def publish(store: Store, key: str = KEY, output: Output = OUTPUT) -> Artifact:
+    """Publish one artifact."""
+    return store.publish(key, "k<int>", "sm_90", "nvrtc 13.5", output)
+
+
+def test_what_was_published_is_read_back_whole(store: Store) -> None:
+    """Bytes, names, diagnostics and resources come back, and say where from."""
+    compiled = publish(store)
+    read = store.read(KEY)
+
+    assert read is not None
+    assert (compiled.origin, read.origin) == ("compiled", "disk")
+    assert read.path == store.root / "v1" / "ab" / ("c" * 62) / "kernel.cubin"
+    assert read.path.read_bytes() == read.bytes == OUTPUT.data
+    assert (read.digest, read.symbol, read.entry) == (KEY, "k<int>", "_Z1kv")
+    assert (read.target, read.compiler_identity) == ("sm_90", "nvrtc 13.5")
+    assert (read.diagnostics, read.resources) == (OUTPUT.diagnostics, OUTPUT.resources)
+    assert read.compile_seconds == 0.25
+
+
+def test_a_key_that_was_never_published_is_a_miss(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A miss is silent, and makes nothing."""
+    assert store.read(KEY) is None
+    assert not store.root.exists()
+    assert caplog.records == []
+
+
+def test_files_are_for_their_owner_alone(store: Store) -> None:
+    """An entry is code that will be loaded."""
+    path = publish(store).path
+
+    modes = [stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent, store.root)]
+    assert modes == [0o600, 0o700, 0o700]
+
+
+def test_publishing_leaves_no_staging_behind(store: Store) -> None:
+    """An entry appears by a rename of its finished directory."""
+    publish(store)
+    publish(store)
+
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_the_first_of_two_publishers_wins_and_the_path_keeps_its_bytes(
+    store: Store,
+) -> None:
+    """A path is never rewritten with other bytes: CuPy remembers modules by path."""
+    first = publish(store)
+    second = publish(store, output=Output(b"other", "_Z1kv", (), None, 1.0))
+
+    assert second.bytes == first.bytes == first.path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["kernel.cubin", RECORD])
+def test_an_entry_with_any_bit_flipped_or_cut_anywhere_is_a_miss(
+    store: Store, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Damage is never loaded."""
+    caplog.set_level(logging.CRITICAL)
+    path = publish(store).path.with_name(name)
+    whole = path.read_bytes()
+    damaged = [whole[:length] for length in range(len(whole))]
+    damaged += [
+        whole[:i] + bytes([whole[i] ^ (1 << bit)]) + whole[i + 1 :]
+        for i in range(len(whole))
+        for bit in range(8)
+    ]
+
+    for data in damaged:
+        path.write_bytes(data)
+        assert store.read(KEY) is None
+    path.write_bytes(whole)
+    assert store.read(KEY) is not None
+
+
+def swap(entry: Path) -> None:
+    """Put another valid entry in its place."""
+    shutil.rmtree(entry)
+    shutil.copytree(entry.with_name("d" * 62), entry)
+
+
+def replace_record(entry: Path) -> None:
+    """Put JSON of another form in its place."""
+    (entry / RECORD).write_text(json.dumps(["no", "record"]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        swap,
+        replace_record,
+        lambda entry: (entry / RECORD).unlink(),
+        lambda entry: (entry / "kernel.cubin").unlink(),
+        lambda entry: (entry / "kernel.cubin").write_bytes(b""),
+        lambda entry: (shutil.rmtree(entry), entry.mkdir()),
+        lambda entry: (shutil.rmtree(entry), entry.write_bytes(b"a file")),
+        lambda entry: (
+            (entry / "kernel.cubin").unlink(),
+            (entry / "kernel.cubin").mkdir(),
+        ),
+    ],
+)
+def test_a_damaged_entry_is_a_miss_and_is_replaced(
+    store: Store, damage: Callable[[Path], object]
+) -> None:
+    """Swapped, torn, emptied or foreign: compiled again, and then whole."""
+    entry = publish(store).path.parent
+    publish(store, OTHER)
+    damage(entry)
+
+    assert store.read(KEY) is None
+    assert publish(store).bytes == OUTPUT.data
+    assert store.read(KEY) is not None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written_is_an_os_error(store: Store) -> None:
+    """The compiler works on without it; reads go on."""
+    publish(store)
+    for folder in [store.root, *store.root.rglob("*")]:
+        if folder.is_dir():
+            folder.chmod(0o500)
+
+    with pytest.raises(OSError, match="denied"):
+        publish(store, OTHER)
+    assert store.read(KEY) is not None
+
+
+@pytest.mark.parametrize("name", ["ünï dir 日本", "a b", "x" * 200])
+def test_any_directory_name_works(tmp_path: Path, name: str) -> None:
+    """Spaces, other alphabets and long names are fine."""
+    store = Store(tmp_path / name, "kernel.cubin")
+    publish(store)
+
+    assert store.read(KEY) is not None
+
+
+def test_a_relative_directory_is_resolved_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may change its directory; `~` is the home directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    store = Store("cache", "kernel.cubin")
+    monkeypatch.chdir("/")
+
+    assert store.root == tmp_path / "cache"
+    assert Store("~/c", "kernel.cubin").root == tmp_path / "home" / "c"
+
+
+def test_the_default_directory_is_named_or_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An empty HOME must not mean the root directory."""
+    monkeypatch.setenv("KERNELS_ASYNC_CACHE_DIR", "/named")
+    assert default_cache_dir() == Path("/named")
+    monkeypatch.delenv("KERNELS_ASYNC_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert default_cache_dir() == Path("/home/someone/.cache/kernels_async")
+    monkeypatch.setenv("HOME", "")
+    assert default_cache_dir() is None
