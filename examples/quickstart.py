@@ -8,6 +8,7 @@ Runs on the first CUDA device, else on the CPU, from the same CUDA C++ source::
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 import tempfile
 import time
@@ -20,19 +21,19 @@ from kernels_async import Artifact, Kernel, Kernels, Pending, Source, Specializa
 ROWS = Source(
     name="rows.cu",
     text=r"""
-template <class T> struct Sum { static __device__ T of(T a, T b) { return a + b; } };
-template <class T> struct Most { static __device__ T of(T a, T b) { return a > b ? a : b; } };
+struct Sum { template <class T> static __device__ T of(T a, T b) { return a + b; } };
+struct Max { template <class T> static __device__ T of(T a, T b) { return max(a, b); } };
 
 // Combines one value of each thread of a block; every thread gets the result.
-template <template <class> class Op, class T, int BLOCK>
+template <class Op, class T, int BLOCK>
 __device__ T block_reduce(T value) {
     __shared__ T partial[BLOCK / 32];
     for (int step = 16; step > 0; step /= 2)
-        value = Op<T>::of(value, __shfl_down_sync(0xffffffff, value, step));
+        value = Op::of(value, __shfl_down_sync(0xffffffff, value, step));
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
     __syncthreads();
     T total = partial[0];
-    for (int warp = 1; warp < BLOCK / 32; ++warp) total = Op<T>::of(total, partial[warp]);
+    for (int warp = 1; warp < BLOCK / 32; ++warp) total = Op::of(total, partial[warp]);
     __syncthreads();
     return total;
 }
@@ -43,8 +44,8 @@ __global__ void softmax(const T* x, T* y, int columns) {
     const T* in = x + (size_t)blockIdx.x * columns;
     T* out = y + (size_t)blockIdx.x * columns;
     T most = in[0];
-    for (int i = threadIdx.x; i < columns; i += BLOCK) most = Most<T>::of(most, in[i]);
-    most = block_reduce<Most, T, BLOCK>(most);
+    for (int i = threadIdx.x; i < columns; i += BLOCK) most = Max::of(most, in[i]);
+    most = block_reduce<Max, T, BLOCK>(most);
     T sum = 0;
     for (int i = threadIdx.x; i < columns; i += BLOCK) sum += exp(in[i] - most);
     sum = block_reduce<Sum, T, BLOCK>(sum);
@@ -96,7 +97,12 @@ EPSILON = 1e-5
 TYPES = {"float": np.float32, "double": np.float64}
 Call = tuple[str, str, int]
 CALLS: list[Call] = [
-    *((name, t, n) for name in ("softmax", "layer_norm") for t in TYPES for n in (128, 256)),
+    *(
+        (name, t, n)
+        for name in ("softmax", "layer_norm")
+        for t in TYPES
+        for n in (128, 256)
+    ),
     *(("matmul", t, tile) for t in TYPES for tile in (8, 16)),
 ]
 
@@ -112,7 +118,9 @@ def specialize(call: Call) -> tuple[Source, Specialization]:
 
 def print_table(artifacts: list[Artifact]) -> None:
     """What the compiler said of each kernel."""
-    print(f"\n{'kernel':26}{'from':>9}{'seconds':>9}{'registers':>11}{'spills':>8}  warnings")
+    print(
+        f"\n{'kernel':26}{'from':>9}{'seconds':>9}{'registers':>11}{'spills':>8}  warnings"
+    )
     for artifact in sorted(artifacts, key=lambda a: a.symbol):
         used = artifact.resources
         registers = str(used.registers) if used else "-"
@@ -125,9 +133,7 @@ def print_table(artifacts: list[Artifact]) -> None:
 
 def run(call: Call, kernel: Kernel) -> float:
     """Run one kernel on real data; its largest difference from NumPy."""
-    xp: Any = np
-    if kernel.device != "cpu":
-        import cupy as xp
+    xp: Any = np if kernel.device == "cpu" else importlib.import_module("cupy")
 
     name, type_name, size = call
     dtype = TYPES[type_name]

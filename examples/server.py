@@ -77,7 +77,7 @@ def launch(kernel: Kernel, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     with cupy.cuda.Device(int(kernel.device.removeprefix("cuda:"))):
         on_device = cupy.empty_like(rows)
         kernel(*shape, (cupy.asarray(rows), on_device))
-        return on_device.get()
+        return np.asarray(on_device.get())
 
 
 async def softmax(request: Request) -> Response:
@@ -85,7 +85,7 @@ async def softmax(request: Request) -> Response:
     try:
         rows = np.asarray((await request.json())["rows"], np.float32)
     except (KeyError, TypeError, ValueError):
-        return JSONResponse({"error": "send {\"rows\": [[...], ...]}"}, 400)
+        return JSONResponse({"error": 'send {"rows": [[...], ...]}'}, 400)
     if rows.ndim != 2 or not rows.size or rows.shape[1] > LONGEST:
         return JSONResponse({"error": f"send rows of 1 to {LONGEST} numbers"}, 400)
     try:

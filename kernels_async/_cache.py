@@ -117,8 +117,8 @@ class Cache:
             return pending.kernel
         attempt = pending.attempt
         if attempt is None:
-            attempt = pending.attempt = Outcome()
             self._schedule(loader)
+            attempt = pending.attempt = Outcome()
         return await attempt.wait()
 
     async def build(self, stream: Any = None) -> None:
@@ -150,13 +150,12 @@ class Cache:
     def _schedule(self, loader: Loader) -> None:
         """Start everything outstanding once the tasks that are ready now have run."""
         if not self._flushing:
+            self._open_scope().start_soon(self._flush, loader)
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush, loader)
 
-    def _flush(self, loader: Loader) -> None:
+    async def _flush(self, loader: Loader) -> None:
         self._flushing = False
-        if not self._closed:
-            self._start_all(loader)
+        self._start_all(loader)
 
     def _refuse(self) -> None:
         """Raise if the cache takes no more work, or not from here."""

@@ -155,10 +155,9 @@ class _Worker:
         return self._process.returncode is None
 
     async def send(self, frame: bytes) -> None:
-        try:
+        """Send a frame; if the worker is dead, its missing answer will tell."""
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._stdin.send(frame)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # The answer that does not come tells of its death, and why.
 
     async def ask(self, frame: bytes) -> Output | KernelsError:
         await self.send(frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -53,7 +54,9 @@ class Reporting:
                 await _invoke(self.reporter, artifact)
             except KernelsError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                if _cancelled(error):
+                    raise
                 raise ReporterError(
                     f"the reporter raised on {artifact.symbol!r}: {error!r}"
                 ) from error
@@ -68,6 +71,16 @@ class Reporting:
                 "the reporter asked its own cache for work, which waits for the "
                 "reporter; ask from outside it"
             )
+
+
+def _cancelled(error: BaseException) -> bool:
+    """Whether it is the cache that ends, and not the reporter that raised."""
+    task = asyncio.current_task()
+    return (
+        isinstance(error, asyncio.CancelledError)
+        and task is not None
+        and task.cancelling() > 0
+    )
 
 
 async def _invoke(reporter: Reporter, artifact: Artifact) -> None:

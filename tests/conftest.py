@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from kernels_async import Compiler, Kernels
+from kernels_async import Compiler, DeviceError, Kernels
+from kernels_async.devices._cuda import count_devices, import_cupy
 
 BLOCKED_SECONDS = 0.05
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests for which there are too few GPUs."""
+    needed = {"gpu": 1, "gpus": 2}
+    marked = [item for item in items if any(map(item.get_closest_marker, needed))]
+    count = _count_gpus() if marked else 0
+    for item in marked:
+        least = max(n for mark, n in needed.items() if item.get_closest_marker(mark))
+        if count < least:
+            item.add_marker(pytest.mark.skip(f"needs {least} GPUs, there are {count}"))
+
+
+def _count_gpus() -> int:
+    try:
+        return count_devices(import_cupy())
+    except DeviceError:
+        return 0
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +51,11 @@ async def _loop_is_never_blocked(caplog: pytest.LogCaptureFixture) -> AsyncItera
 
 
 @pytest.fixture(autouse=True)
-def _own_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def _own_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give each test a default cache directory of its own."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("KERNELS_ASYNC_CACHE_DIR", str(folder))
-    yield folder
+    return folder
 
 
 @pytest.fixture

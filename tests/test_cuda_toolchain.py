@@ -167,7 +167,7 @@ async def test_a_compile_error_leads_with_the_first_error(compiler: Compiler) ->
 
 async def test_the_sources_error_leads_before_the_symbols(compiler: Compiler) -> None:
     """A source that does not parse has no symbols either; that is not the news."""
-    with pytest.raises(CompileError, match="^kernel.cu:1") as caught:
+    with pytest.raises(CompileError, match=r"^kernel\.cu:1") as caught:
         await compiler.compile("oops\n__global__ void k() {}", "k<int>")
 
     assert not isinstance(caught.value, SymbolNotFoundError)
@@ -176,7 +176,10 @@ async def test_the_sources_error_leads_before_the_symbols(compiler: Compiler) ->
 @pytest.mark.parametrize(
     ("symbol", "message"),
     [
-        ("nope", r"no kernel 'nope' in kernel\.cu: .*it has scale<T, N>, inner, f, f, plain"),
+        (
+            "nope",
+            r"no kernel 'nope' in kernel\.cu: .*it has scale<T, N>, inner, f, f, plain",
+        ),
         ("scale", r"(?s)cannot determine which instance.*hint: scale<T, N> is a template"),
         ("scale<flaot,4>", 'identifier "flaot" is undefined'),
         ("f", "overloaded"),
@@ -284,7 +287,9 @@ async def test_each_architecture_is_a_target(target: str) -> None:
 async def test_a_target_that_nvrtc_does_not_know_names_those_it_knows(target: str) -> None:
     """A GPU older or newer than the toolkit."""
     async with Compiler(target, workers=1) as compiler:
-        with pytest.raises(ToolchainError, match=f"does not know the target {target}.*sm_90"):
+        with pytest.raises(
+            ToolchainError, match=rf"does not know the target {target}.*sm_90"
+        ):
             await compiler.compile(SCALE, Specialization("plain", {"VAL": 1}))
 
 
@@ -300,7 +305,9 @@ async def test_an_arch_option_must_be_the_compilers_target(compiler: Compiler) -
     same = Specialization("plain", {"VAL": 1}, ("-arch=sm_90",))
     other = Specialization("plain", {"VAL": 1}, ("-arch=sm_80",))
 
-    assert compiler.key(SCALE, same) == compiler.key(SCALE, Specialization("plain", {"VAL": 1}))
+    assert compiler.key(SCALE, same) == compiler.key(
+        SCALE, Specialization("plain", {"VAL": 1})
+    )
     with pytest.raises(SpecificationError, match="sm_80"):
         compiler.key(SCALE, other)
 

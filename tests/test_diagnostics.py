@@ -138,7 +138,10 @@ def test_resources_are_read_for_each_kernel() -> None:
             "{standard input}:20: Error: no such instruction: `bogus.op'",
             Diagnostic(E, "no such instruction: `bogus.op'", "", "{standard input}", 20),
         ),
-        ("c++: error: unrecognized option", Diagnostic(E, "unrecognized option", "", "c++")),
+        (
+            "c++: error: unrecognized option",
+            Diagnostic(E, "unrecognized option", "", "c++"),
+        ),
         ("In file included from x", Diagnostic(N, "In file included from x")),
     ],
 )

@@ -30,18 +30,14 @@ def test_every_error_survives_pickling(error: type[KernelsError]) -> None:
 def test_a_fresh_copy_keeps_everything_but_the_traceback() -> None:
     """Each waiter gets an exception of its own, with the cause and the diagnostics."""
     diagnostic = Diagnostic(Severity.ERROR, "no")
-    try:
-        try:
-            raise OSError("disk")
-        except OSError as cause:
-            raise CompileError("bad", diagnostics=[diagnostic], log="text") from cause
-    except CompileError as error:
-        copy = fresh(error)
-        cause = error.__cause__
+    with pytest.raises(CompileError) as caught:
+        raise CompileError("bad", diagnostics=[diagnostic], log="text") from OSError()
+    original = caught.value
+    copy = fresh(original)
 
     assert (copy.diagnostics, copy.log, str(copy)) == ((diagnostic,), "text", "bad")
     assert copy.__traceback__ is None
-    assert copy.__cause__ is cause
+    assert copy.__cause__ is original.__cause__ is not None
 
 
 def test_a_build_error_is_a_group_and_a_kernels_error() -> None:

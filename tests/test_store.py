@@ -116,6 +116,18 @@ def swap(entry: Path) -> None:
     shutil.copytree(entry.with_name("d" * 62), entry)
 
 
+def empty(entry: Path) -> None:
+    """Leave a directory with nothing in it."""
+    shutil.rmtree(entry)
+    entry.mkdir()
+
+
+def replace_by_file(entry: Path) -> None:
+    """Put a file in its place."""
+    shutil.rmtree(entry)
+    entry.write_bytes(b"a file")
+
+
 def replace_record(entry: Path) -> None:
     """Put JSON of another form in its place."""
     (entry / RECORD).write_text(json.dumps(["no", "record"]))
@@ -129,8 +141,8 @@ def replace_record(entry: Path) -> None:
         lambda entry: (entry / RECORD).unlink(),
         lambda entry: (entry / "kernel.cubin").unlink(),
         lambda entry: (entry / "kernel.cubin").write_bytes(b""),
-        lambda entry: (shutil.rmtree(entry), entry.mkdir()),
-        lambda entry: (shutil.rmtree(entry), entry.write_bytes(b"a file")),
+        empty,
+        replace_by_file,
         lambda entry: (
             (entry / "kernel.cubin").unlink(),
             (entry / "kernel.cubin").mkdir(),

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from typing import Any
 
 from anyio import to_thread
@@ -26,6 +27,7 @@ ABI = 1
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMITS = (1024, 1024, 64)
 _BLOCK_LIMIT = 1024
+_WORKER_LIMIT = 16  # a block of fibers is 2048 mappings, of 65530 that Linux allows
 _STRUCT, _POINTER, _SIGNED, _UNSIGNED, _FLOATING, _BOOL = range(6)
 _KINDS = {
     _STRUCT: "a structure",
@@ -67,7 +69,7 @@ class _Entry(ctypes.Structure):
 class CpuKernel(Kernel):
     """A kernel of a shared library; see `Kernel`."""
 
-    __slots__ = ("_cpu", "_parameters", "_run")
+    __slots__ = ("_cpu", "_run", "parameters")
 
     def __init__(self, cpu: CpuDevice, artifact: Artifact) -> None:
         library = ctypes.CDLL(str(artifact.path), os.RTLD_NOW | os.RTLD_LOCAL)
@@ -81,7 +83,7 @@ class CpuKernel(Kernel):
         super().__init__(artifact, cpu.name, attributes, library)
         self._cpu = cpu
         self._run = entry.run
-        self._parameters = [
+        self.parameters = [
             (parameter.kind, parameter.size)
             for parameter in entry.parameters[: entry.parameter_count]
         ]
@@ -111,14 +113,14 @@ class CpuKernel(Kernel):
             raise LaunchError(f"{self!r}: {launch.message.decode(errors='replace')}")
 
     def _values(self, args: Sequence[Any]) -> list[Any]:
-        if len(args) != len(self._parameters):
+        if len(args) != len(self.parameters):
             raise TypeError(
-                f"{self!r} takes {len(self._parameters)} arguments, not {len(args)}"
+                f"{self!r} takes {len(self.parameters)} arguments, not {len(args)}"
             )
         return [
             _value(f"{self!r} argument {index}", kind, size, argument)
             for index, ((kind, size), argument) in enumerate(
-                zip(self._parameters, args, strict=True)
+                zip(self.parameters, args, strict=True)
             )
         ]
 
@@ -126,11 +128,11 @@ class CpuKernel(Kernel):
         """The variable's bytes; see `Kernel.get_global`."""
         import numpy as np
 
-        try:
-            address = ctypes.addressof(ctypes.c_char.in_dll(self.raw, name))
-        except ValueError as error:
-            raise KeyError(f"{self!r} has no global {name!r}") from error
-        size = _symbol_size(address)
+        found = _variable(self.artifact.bytes, name)
+        if found is None:
+            raise KeyError(f"{self!r} has no global {name!r}")
+        offset, size = found
+        address = _load_address(self.raw) + offset
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
@@ -141,7 +143,7 @@ class CpuDevice:
     target = "cpu"
 
     def __init__(self) -> None:
-        self._helpers = len(os.sched_getaffinity(0)) - 1
+        self._helpers = min(len(os.sched_getaffinity(0)), _WORKER_LIMIT) - 1
         self._threads = ThreadPoolExecutor(max(self._helpers, 1), "kernels_async-cpu")
         self._closed = False
 
@@ -247,17 +249,6 @@ def _scalar(what: str, kind: int, size: int, argument: float) -> Any:
         ) from None
 
 
-class _SymbolInfo(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_uint32),
-        ("info", ctypes.c_uint8),
-        ("other", ctypes.c_uint8),
-        ("section", ctypes.c_uint16),
-        ("value", ctypes.c_uint64),
-        ("size", ctypes.c_uint64),
-    )
-
-
 class _AddressInfo(ctypes.Structure):
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -267,11 +258,23 @@ class _AddressInfo(ctypes.Structure):
     )
 
 
-def _symbol_size(address: int) -> int:
-    """The size of the variable at `address`, from its library's symbol table."""
+def _load_address(library: ctypes.CDLL) -> int:
+    """Where the dynamic linker put the library."""
     info = _AddressInfo()
-    symbol = ctypes.POINTER(_SymbolInfo)()
-    found = ctypes.CDLL(None).dladdr1(
-        ctypes.c_void_p(address), ctypes.byref(info), ctypes.byref(symbol), 1
-    )
-    return int(symbol.contents.size) if found and symbol else 0
+    entry = ctypes.addressof(_Entry.in_dll(library, "kernels_async_entry"))
+    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(entry), ctypes.byref(info)):
+        raise OSError("the dynamic linker does not know the library")
+    return int(info.base)
+
+
+def _variable(library: bytes, name: str) -> tuple[int, int] | None:
+    """Offset and size of a variable; none is exported, so libraries cannot mix them up."""
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import SymbolTableSection
+
+    table = ELFFile(BytesIO(library)).get_section_by_name(".symtab")
+    if isinstance(table, SymbolTableSection):
+        for symbol in table.get_symbol_by_name(name) or ():
+            if symbol["st_info"]["type"] == "STT_OBJECT":
+                return int(symbol["st_value"]), int(symbol["st_size"])
+    return None

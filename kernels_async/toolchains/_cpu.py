@@ -17,14 +17,19 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._artifact import Output
 from .._diagnostics import Diagnostic, Severity, printable, summarize
 from .._digest import digest
 from .._errors import CompileError, SymbolNotFoundError, ToolchainError
+from .._specialization import Specialization
 from . import _gnu_log
 from ._base import Job, no_such_kernel
+
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import Symbol
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 DYNAMIC_SHARED_LIMIT = 227 * 1024
@@ -33,7 +38,9 @@ _INSTALL = "install g++ or clang++, set $CXX, or pip install ziglang"
 _OLD_STANDARDS = {"c++03", "c++11", "c++14"}
 _FLAGS = (
     "-O2",
+    "-UNDEBUG",
     "-fPIC",
+    "-fvisibility=hidden",
     "-fsigned-char",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
@@ -41,6 +48,7 @@ _FLAGS = (
     "-Wunused-variable",
 )
 _SYMBOL = "symbol"
+_KERNEL_FIELD = 8
 
 
 @dataclass(frozen=True)
@@ -83,8 +91,8 @@ class CpuToolchain:
         started = time.perf_counter()
         with TemporaryDirectory(dir=".") as folder:
             log = self._compile(job, Path(folder))
-            entry, shared = _read_object(Path(folder, "kernel.o"))
-            self._link(Path(folder), shared)
+            entry, shared, guards = _read_object(Path(folder, "kernel.o"))
+            self._link(Path(folder), _stub(shared, guards))
             data = Path(folder, "kernel.so").read_bytes()
         seconds = time.perf_counter() - started
         return Output(data, entry, tuple(_gnu_log.parse(log)), None, seconds)
@@ -95,14 +103,15 @@ class CpuToolchain:
         for name, text in source.headers.items():
             _write(folder / ".headers" / name, text)
         entry = (
-            f'#include "{source.name}"\n'
+            f'{_macros(job.specialization)}#include "{source.name}"\n'
             f'#line 1 "{_SYMBOL}"\n'
-            f"KERNELS_ASYNC_ENTRY(\n{job.specialization.symbol}\n)\n"
+            "static constexpr auto kernels_async_symbol = "
+            f"::kernels_async_cpu::kernel_pointer(\n{job.specialization.symbol}\n);\n"
+            "KERNELS_ASYNC_ENTRY(kernels_async_symbol)\n"
         )
         _write(folder / ".entry.cpp", entry)
         options = [
             *_translate(job.specialization.options),
-            *(f"-D{name}={text}" for name, text in job.specialization.defines.items()),
             "-I.headers",
             "-frandom-seed=kernels_async",
             "-include",
@@ -115,20 +124,10 @@ class CpuToolchain:
             raise _failure(job, result.stderr)
         return result.stderr
 
-    def _link(self, folder: Path, shared: Sequence[str]) -> None:
-        """Link, with every `extern __shared__` array at one place of one block."""
-        _write(folder / "shared.s", _shared_memory(shared))
+    def _link(self, folder: Path, stub: str) -> None:
+        _write(folder / ".shared.s", stub)
         options = ["-shared", "-Wl,-Bsymbolic", "-Wl,--build-id=none"]
-        result = self._run(
-            [
-                *options,
-                "kernel.o",
-                *(["shared.s"] if shared else []),
-                "-o",
-                "kernel.so",
-            ],
-            folder,
-        )
+        result = self._run([*options, "kernel.o", ".shared.s", "-o", "kernel.so"], folder)
         if result.returncode:
             diagnostics = _gnu_log.parse(result.stderr)
             text = printable(result.stderr).strip()
@@ -142,6 +141,7 @@ class CpuToolchain:
         return subprocess.run(
             [*self.command, *arguments],
             cwd=folder,
+            env={**os.environ, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -164,28 +164,48 @@ def _translate(options: Sequence[str]) -> list[str]:
         match name:
             case "--std":
                 standard = "c++17" if value in _OLD_STANDARDS else value
-            case "--use_fast_math":
-                translated.append("-ffast-math")
             case "--disable-warnings":
                 translated.append("-w")
-            case "--undefine-macro":
-                translated.append(f"-U{value}")
     return [f"-std={standard.replace('c++', 'gnu++')}", *translated]
 
 
-def _shared_memory(symbols: Sequence[str]) -> str:
-    """Assembler text: one thread-local array, under the name of each symbol."""
+def _macros(specialization: Specialization) -> str:
+    """The request's macros, to stand after the header and before the source.
+
+    Given on the command line they would change the header too.
+    """
+    lines = [f"#define {name} {text}" for name, text in specialization.defines.items()]
+    for option in specialization.options:
+        name, _, value = option.partition("=")
+        if name == "--undefine-macro":
+            lines.append(f"#undef {value}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _stub(shared: Sequence[str], guards: Sequence[str]) -> str:
+    """Assembler text for what a kernel's object leaves open.
+
+    Every `extern __shared__` array is a thread-local variable that nobody defines: all
+    of them lie at one place, as in CUDA. Where a compiler expects such a variable to
+    need an initializer it calls one, which does nothing.
+    """
+
+    def label(symbol: str, kind: str) -> list[str]:
+        visible = [f".globl {symbol}", f".hidden {symbol}"]
+        return [*visible, f".type {symbol}, {kind}", f"{symbol}:"]
+
     lines = ['.section .tbss,"awT",%nobits', ".balign 128"]
-    for symbol in symbols:
-        lines += [f".globl {symbol}", f".type {symbol}, %object", f"{symbol}:"]
-    lines += [f".zero {DYNAMIC_SHARED_LIMIT}", '.section .note.GNU-stack,"",%progbits']
-    return "\n".join([*lines, ""])
+    for symbol in shared:
+        lines += label(symbol, "%object")
+    lines += [f".zero {DYNAMIC_SHARED_LIMIT}" if shared else "", ".text"]
+    for symbol in guards:
+        lines += label(symbol, "%function")
+    return "\n".join([*lines, "ret", '.section .note.GNU-stack,"",%progbits', ""])
 
 
-def _read_object(path: Path) -> tuple[str, list[str]]:
-    """The kernel's lowered name, and the names of its `extern __shared__` arrays."""
+def _read_object(path: Path) -> tuple[str, list[str], list[str]]:
+    """The kernel's lowered name, its `extern __shared__` arrays and their initializers."""
     from elftools.elf.elffile import ELFFile
-    from elftools.elf.relocation import RelocationSection
     from elftools.elf.sections import SymbolTableSection
 
     with path.open("rb") as stream:
@@ -194,28 +214,42 @@ def _read_object(path: Path) -> tuple[str, list[str]]:
         if not isinstance(table, SymbolTableSection):
             raise ToolchainError("the C++ compiler did not make an ELF object")
         symbols = list(table.iter_symbols())
-        exported = next(s for s in symbols if s.name == "kernels_async_entry")
-        kernel_field = exported["st_value"] + 8
-        entry = next(
-            symbols[relocation["r_info_sym"]].name
-            for section in elf.iter_sections()
-            if isinstance(section, RelocationSection)
-            and section["sh_info"] == exported["st_shndx"]
-            for relocation in section.iter_relocations()
-            if relocation["r_offset"] == kernel_field
-        )
-        shared = [
-            s.name
-            for s in symbols
-            if s["st_shndx"] == "SHN_UNDEF" and s["st_info"]["type"] == "STT_TLS"
-        ]
-    return entry, shared
+        undefined = [s for s in symbols if s["st_shndx"] == "SHN_UNDEF"]
+        shared = [s.name for s in undefined if s["st_info"]["type"] == "STT_TLS"]
+        guards = [s.name for s in undefined if s.name.startswith("_ZTH")]
+        return _kernel_name(elf, symbols), shared, guards
+
+
+def _kernel_name(elf: ELFFile, symbols: Sequence[Symbol]) -> str:
+    """What the relocation of the exported entry's `kernel` field points at."""
+    from elftools.elf.relocation import RelocationSection
+
+    exported = next(s for s in symbols if s.name == "kernels_async_entry")
+    relocation = next(
+        relocation
+        for section in elf.iter_sections()
+        if isinstance(section, RelocationSection)
+        and section["sh_info"] == exported["st_shndx"]
+        for relocation in section.iter_relocations()
+        if relocation["r_offset"] == exported["st_value"] + _KERNEL_FIELD
+    )
+    kernel = symbols[relocation["r_info_sym"]]
+    if kernel["st_info"]["type"] != "STT_SECTION":
+        return str(kernel.name)
+    return next(
+        str(s.name)
+        for s in symbols
+        if s["st_info"]["type"] == "STT_FUNC"
+        and s["st_shndx"] == kernel["st_shndx"]
+        and s["st_value"] == relocation["r_addend"]
+    )
 
 
 def _failure(job: Job, text: str) -> CompileError:
     diagnostics = [_about_symbol(job, d) for d in _gnu_log.parse(text)]
     errors = [d for d in _gnu_log.parse(text) if d.severity is Severity.ERROR]
-    if errors and all(d.file == _SYMBOL for d in errors):
+    blamed = {d.file for d in errors}
+    if _SYMBOL in blamed and blamed <= {_SYMBOL, str(HEADER)}:
         return SymbolNotFoundError(
             no_such_kernel(job, errors[0].message),
             diagnostics=diagnostics,
@@ -227,7 +261,8 @@ def _failure(job: Job, text: str) -> CompileError:
 
 def _about_symbol(job: Job, diagnostic: Diagnostic) -> Diagnostic:
     if diagnostic.file != _SYMBOL:
-        return replace(diagnostic, file=diagnostic.file.removeprefix(".headers/"))
+        file = diagnostic.file.removeprefix("./").removeprefix(".headers/")
+        return replace(diagnostic, file=file)
     message = f"in symbol {job.specialization.symbol!r}: {diagnostic.message}"
     return replace(diagnostic, message=message, file="", line=None, column=None, excerpt="")
 

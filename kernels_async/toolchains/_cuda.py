@@ -9,6 +9,7 @@ fails the whole program, its output holds a seed of the process unless it is giv
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import time
 from dataclasses import dataclass, replace
@@ -275,15 +276,19 @@ def _library_digest(library: str) -> str:
 
 @lru_cache
 def _headers_identity(folder: str) -> str:
-    """The headers' versions and the digest of the tree's names and sizes."""
+    """The headers' versions, and the digest of the top folder's names and sizes.
+
+    The version of the toolkit lacks the patch level, and reading the whole tree takes
+    minutes where a container's image is fetched on demand.
+    """
     root = Path(folder)
-    tree = sorted(
-        f"{path.relative_to(root)} {path.stat().st_size}"
-        for path in root.rglob("*")
-        if path.is_file()
+    files = sorted(
+        f"{entry.name} {entry.stat().st_size}"
+        for entry in os.scandir(root)
+        if entry.is_file()
     )
     versions = [
-        match[1] + " " + match[2]
+        f"{match[1]} {match[2]}"
         for name in ("cuda.h", "cuda/std/__cccl/version.h")
         if (root / name).is_file()
         for match in re.finditer(
@@ -291,4 +296,4 @@ def _headers_identity(folder: str) -> str:
             (root / name).read_text(errors="replace"),
         )
     ]
-    return " ".join([*versions, digest("\n".join(tree).encode())])
+    return " ".join([*versions, digest("\n".join(files).encode())])

@@ -14,12 +14,19 @@
 // cooperative groups, textures, PTX, ...) is a compile error.
 
 #pragma once
+#pragma GCC system_header  // errors in a macro's use are the user's, not this file's
 
 #if __cplusplus < 201703L
 #error "CUDA on the CPU needs C++17 or later"
 #endif
 
 // Names that kernels like to have, and that the C library need not have here.
+#define clone kernels_async_libc_clone
+#define fadd kernels_async_libc_fadd
+#define fdiv kernels_async_libc_fdiv
+#define fmul kernels_async_libc_fmul
+#define fsub kernels_async_libc_fsub
+#define gamma kernels_async_libc_gamma
 #define index kernels_async_libc_index
 #define random kernels_async_libc_random
 #define select kernels_async_libc_select
@@ -48,6 +55,12 @@
 #include <ucontext.h>
 #endif
 
+#undef clone
+#undef fadd
+#undef fdiv
+#undef fmul
+#undef fsub
+#undef gamma
 #undef index
 #undef random
 #undef select
@@ -58,15 +71,17 @@
 
 // ---------------------------------------------------------------- vector types
 
-#define KERNELS_ASYNC_VECTOR(NAME, TYPE, ALIGN2, ALIGN4)                                   \
-    struct NAME##1 { TYPE x; };                                                            \
-    struct __attribute__((aligned(ALIGN2))) NAME##2 { TYPE x, y; };                        \
-    struct NAME##3 { TYPE x, y, z; };                                                      \
-    struct __attribute__((aligned(ALIGN4))) NAME##4 { TYPE x, y, z, w; };                  \
-    constexpr NAME##1 make_##NAME##1(TYPE x) { return {x}; }                               \
-    constexpr NAME##2 make_##NAME##2(TYPE x, TYPE y) { return {x, y}; }                    \
-    constexpr NAME##3 make_##NAME##3(TYPE x, TYPE y, TYPE z) { return {x, y, z}; }         \
-    constexpr NAME##4 make_##NAME##4(TYPE x, TYPE y, TYPE z, TYPE w) { return {x, y, z, w}; }
+#define KERNELS_ASYNC_VECTOR(NAME, TYPE, ALIGN2, ALIGN4)                           \
+    struct NAME##1 { TYPE x; };                                                    \
+    struct __attribute__((aligned(ALIGN2))) NAME##2 { TYPE x, y; };                \
+    struct NAME##3 { TYPE x, y, z; };                                              \
+    struct __attribute__((aligned(ALIGN4))) NAME##4 { TYPE x, y, z, w; };          \
+    constexpr NAME##1 make_##NAME##1(TYPE x) { return {x}; }                       \
+    constexpr NAME##2 make_##NAME##2(TYPE x, TYPE y) { return {x, y}; }            \
+    constexpr NAME##3 make_##NAME##3(TYPE x, TYPE y, TYPE z) { return {x, y, z}; } \
+    constexpr NAME##4 make_##NAME##4(TYPE x, TYPE y, TYPE z, TYPE w) {             \
+        return {x, y, z, w};                                                       \
+    }
 
 KERNELS_ASYNC_VECTOR(char, signed char, 2, 4)
 KERNELS_ASYNC_VECTOR(uchar, unsigned char, 2, 4)
@@ -286,6 +301,11 @@ struct fiber {
     uint64_t value, result;
 };
 
+template <class F>
+inline void for_each_lane(unsigned lanes, F f) {
+    for (; lanes; lanes &= lanes - 1) f(unsigned(__builtin_ctz(lanes)));
+}
+
 struct queue {
     fiber* first = nullptr;
     fiber* last = nullptr;
@@ -369,8 +389,14 @@ __attribute__((noinline)) inline void report(ka_launch* launch, const char* text
     std::vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
     std::snprintf(text, sizeof text, "%s in thread (%u,%u,%u) of block (%u,%u,%u)", what,
-                  threadIdx.x, threadIdx.y, threadIdx.z, blockIdx.x, blockIdx.y, blockIdx.z);
+                  threadIdx.x, threadIdx.y, threadIdx.z, blockIdx.x, blockIdx.y,
+                  blockIdx.z);
     stop(text);
+}
+
+// clang puts ./ before the name of a file that stands beside the including one.
+inline const char* shown(const char* file) {
+    return file[0] == '.' && file[1] == '/' ? file + 2 : file;
 }
 
 // Ends the launch because every thread of the block waits; says who waits where.
@@ -409,8 +435,9 @@ __attribute__((noinline)) inline void report(ka_launch* launch, const char* text
         else if (!barriers_only)
             std::snprintf(name, sizeof name, "a barrier, ");
         if (length < int(sizeof text))
-            length += std::snprintf(text + length, sizeof text - length, "%s %u at %s%.80s:%d",
-                                    p ? "," : "", places[p].count, name, f.file, f.line);
+            length += std::snprintf(text + length, sizeof text - length,
+                                    "%s %u at %s%.80s:%d", p ? "," : "", places[p].count,
+                                    name, shown(f.file), f.line);
     }
     stop(text);
 }
@@ -427,14 +454,22 @@ inline fiber* new_fiber(worker& w) {
         (void)mprotect(stack, GUARD_SIZE, PROT_NONE);
         ++w.guarded;
     }
-    // The tops of stacks lie a power of two apart; shift them, or they share cache lines.
+    // At one offset in their pages, the tops of stacks would compete for few cache lines.
     size_t shift = i % 32 * 448;
     prepare(w.fibers[i].saved, stack + GUARD_SIZE, STACK_SIZE - shift, run_fiber);
     w.fibers[i].waits = false;
     return &w.fibers[i];
 }
 
-inline void make_ready(worker& w, fiber* f) { w.ready.push(f); }
+inline void wait_at(fiber& self, const operation* what, unsigned mask, const char* file,
+                    int line, int site) {
+    self.waits = true;
+    self.what = what;
+    self.mask = mask;
+    self.file = file;
+    self.line = line;
+    self.site = site;
+}
 
 inline void release_barrier_if_all_wait(worker& w) {
     if (w.barrier_arrived != w.alive || !w.barrier_arrived || w.barrier_mixed) return;
@@ -446,11 +481,10 @@ inline void release_barrier_if_all_wait(worker& w) {
 
 inline void finish_lanes(worker& w, warp& warp, const operation& what, unsigned arrived) {
     what.finish(warp.lanes, arrived);
-    for (unsigned lane = 0; lane < 32; ++lane)
-        if (arrived >> lane & 1) {
-            warp.lanes[lane]->arrived = arrived;
-            make_ready(w, warp.lanes[lane]);
-        }
+    for_each_lane(arrived, [&](unsigned lane) {
+        warp.lanes[lane]->arrived = arrived;
+        w.ready.push(warp.lanes[lane]);
+    });
 }
 
 inline void finish_groups_that_are_complete(worker& w, warp& warp) {
@@ -463,8 +497,7 @@ inline void finish_groups_that_are_complete(worker& w, warp& warp) {
 }
 
 inline void finish_activemask(fiber* const* lanes, unsigned arrived) {
-    for (unsigned lane = 0; lane < 32; ++lane)
-        if (arrived >> lane & 1) lanes[lane]->result = arrived;
+    for_each_lane(arrived, [&](unsigned lane) { lanes[lane]->result = arrived; });
 }
 
 inline constexpr operation ACTIVEMASK = {"__activemask", finish_activemask};
@@ -477,15 +510,15 @@ inline bool release_activemasks(worker& w) {
         warp& warp = w.warps[i];
         const fiber* first = nullptr;
         unsigned arrived = 0;
-        for (unsigned lane = 0; lane < 32; ++lane) {
+        for_each_lane(warp.alive, [&](unsigned lane) {
             const fiber* f = warp.lanes[lane];
-            if (!(warp.alive >> lane & 1) || !f->waits || f->what != &ACTIVEMASK) continue;
-            if (!first || f->line < first->line) {
+            if (!f->waits || f->what != &ACTIVEMASK) return;
+            if (!first || f->site < first->site) {
                 first = f;
                 arrived = 0;
             }
-            if (f->line == first->line) arrived |= 1u << lane;
-        }
+            if (f->site == first->site) arrived |= 1u << lane;
+        });
         if (!arrived) continue;
         any = true;
         finish_lanes(w, warp, ACTIVEMASK, arrived);
@@ -501,10 +534,10 @@ inline void run_another(worker& w, fiber* from) {
             switch_context(from->saved, w.home);
             std::abort();
         }
-        if (w.yielded.first)
+        if (!release_activemasks(w)) {
+            if (!w.yielded.first) stop_stuck(w);
             w.ready.append(w.yielded);
-        else if (!release_activemasks(w))
-            stop_stuck(w);
+        }
     }
     fiber* to;
     if (w.ready.first) {
@@ -630,8 +663,8 @@ constexpr uint32_t kind_of() {
     else if constexpr (std::is_reference_v<T> || std::is_pointer_v<T>) return POINTER;
     else if constexpr (std::is_same_v<T, bool>) return BOOLEAN;
     else if constexpr (std::is_floating_point_v<T>) return FLOATING;
-    else if constexpr (std::is_integral_v<T>) return std::is_signed_v<T> ? SIGNED : UNSIGNED;
-    else return OTHER;
+    else if constexpr (!std::is_integral_v<T>) return OTHER;
+    else return std::is_signed_v<T> ? SIGNED : UNSIGNED;
 }
 
 template <class T>
@@ -688,18 +721,18 @@ static_assert(offsetof(ka_entry<>, kernel) == 8 && offsetof(ka_entry<>, run) == 
 
 }  // namespace kernels_async_cpu
 
-#define KERNELS_ASYNC_ENTRY(...)                                                           \
-    static constexpr auto kernels_async_kernel =                                           \
-        ::kernels_async_cpu::kernel_pointer(__VA_ARGS__);                                  \
-    static void kernels_async_call(void* const* arguments) {                               \
-        ::kernels_async_cpu::call(kernels_async_kernel, arguments);                        \
-    }                                                                                      \
-    static void kernels_async_run(::kernels_async_cpu::ka_launch* launch) {                \
-        ::kernels_async_cpu::run_launch(launch, kernels_async_call);                       \
-    }                                                                                      \
-    extern "C" {                                                                           \
-    __attribute__((visibility("default"), used)) auto kernels_async_entry =                \
-        ::kernels_async_cpu::make_entry(kernels_async_kernel, kernels_async_run);          \
+#define KERNELS_ASYNC_ENTRY(...)                                                     \
+    static constexpr auto kernels_async_kernel =                                     \
+        ::kernels_async_cpu::kernel_pointer(__VA_ARGS__);                            \
+    static void kernels_async_call(void* const* kernels_async_p) {                   \
+        ::kernels_async_cpu::call(kernels_async_kernel, kernels_async_p);            \
+    }                                                                                \
+    static void kernels_async_run(::kernels_async_cpu::ka_launch* kernels_async_p) { \
+        ::kernels_async_cpu::run_launch(kernels_async_p, kernels_async_call);        \
+    }                                                                                \
+    extern "C" {                                                                     \
+    __attribute__((visibility("default"), used)) auto kernels_async_entry =          \
+        ::kernels_async_cpu::make_entry(kernels_async_kernel, kernels_async_run);    \
     }
 
 // ---------------------------------------------------------------- qualifiers
@@ -723,12 +756,7 @@ namespace kernels_async_cpu {
 inline int barrier(bool predicate, const char* file, int line, int site) {
     worker& w = *current_worker;
     fiber* self = w.current;
-    self->waits = true;
-    self->what = nullptr;
-    self->file = file;
-    self->line = line;
-    self->site = site;
-    self->mask = 0;
+    wait_at(*self, nullptr, 0, file, line, site);
     if (!w.barrier_arrived)
         w.barrier_mixed = false;
     else if (w.barrier.first->site != site)
@@ -783,14 +811,9 @@ inline To low_bits_as(uint64_t from) {
     return to;
 }
 
-template <class F>
-inline void for_each_lane(unsigned lanes, F f) {
-    for (; lanes; lanes &= lanes - 1) f(unsigned(__builtin_ctz(lanes)));
-}
-
 // Waits for the lanes of `mask`; afterwards `result` and `arrived` of the fiber are set.
-inline fiber& exchange(const operation& what, unsigned mask, uint64_t value, unsigned source,
-                       const char* file, int line) {
+inline fiber& exchange(const operation& what, unsigned mask, uint64_t value,
+                       unsigned source, const char* file, int line) {
     worker& w = *current_worker;
     fiber* self = w.current;
     warp& warp = *self->warp;
@@ -802,12 +825,7 @@ inline fiber& exchange(const operation& what, unsigned mask, uint64_t value, uns
         what.finish(warp.lanes, bit);
         return *self;
     }
-    self->waits = true;
-    self->what = &what;
-    self->file = file;
-    self->line = line;
-    self->site = 0;
-    self->mask = mask;
+    wait_at(*self, &what, mask, file, line, 0);
     unsigned i = 0;
     while (i < warp.group_count &&
            (warp.groups[i].mask != mask || warp.groups[i].what != &what))
@@ -829,7 +847,9 @@ inline void finish_shuffle(fiber* const* lanes, unsigned arrived) {
 
 inline void finish_ballot(fiber* const* lanes, unsigned arrived) {
     unsigned ballot = 0;
-    for_each_lane(arrived, [&](unsigned lane) { ballot |= unsigned(!!lanes[lane]->value) << lane; });
+    for_each_lane(arrived, [&](unsigned lane) {
+        if (lanes[lane]->value) ballot |= 1u << lane;
+    });
     for_each_lane(arrived, [&](unsigned lane) { lanes[lane]->result = ballot; });
 }
 
@@ -892,17 +912,15 @@ inline void __syncwarp(unsigned mask = 0xffffffff, KERNELS_ASYNC_SITE) {
     kernels_async_cpu::exchange(kernels_async_cpu::SYNCWARP, mask, 0, 0, file, line);
 }
 
-inline unsigned __activemask(KERNELS_ASYNC_SITE) {
+inline unsigned kernels_async_activemask(const char* file, int line, int site) {
     using namespace kernels_async_cpu;
     worker& w = *current_worker;
     fiber* self = w.current;
-    self->waits = true;
-    self->what = &ACTIVEMASK;
-    self->file = file;
-    self->line = line;
+    wait_at(*self, &ACTIVEMASK, 0, file, line, site);
     run_another(w, self);
     return unsigned(self->result);
 }
+#define __activemask() kernels_async_activemask(__FILE__, __LINE__, __COUNTER__)
 
 inline int __any_sync(unsigned mask, int predicate, KERNELS_ASYNC_SITE) {
     using namespace kernels_async_cpu;
@@ -926,49 +944,51 @@ inline int __uni_sync(unsigned mask, int predicate, KERNELS_ASYNC_SITE) {
     return self.result == self.arrived || self.result == 0;
 }
 
-#define KERNELS_ASYNC_WARP(T)                                                              \
-    inline T __shfl_sync(unsigned mask, T value, int source, int width = 32,               \
-                         KERNELS_ASYNC_SITE) {                                             \
-        using namespace kernels_async_cpu;                                                 \
-        unsigned from = (own_lane() & ~(width - 1u)) | (source & (width - 1u));            \
-        return low_bits_as<T>(                                                             \
-            exchange(SHUFFLE, mask, bits_as<uint64_t>(value), from, file, line).result);   \
-    }                                                                                      \
-    inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,        \
-                            KERNELS_ASYNC_SITE) {                                          \
-        using namespace kernels_async_cpu;                                                 \
-        unsigned from = delta > (own_lane() & (width - 1u)) ? 32u : own_lane() - delta;    \
-        return low_bits_as<T>(                                                             \
-            exchange(SHUFFLE_UP, mask, bits_as<uint64_t>(value), from, file, line).result); \
-    }                                                                                      \
-    inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,      \
-                              KERNELS_ASYNC_SITE) {                                        \
-        using namespace kernels_async_cpu;                                                 \
-        unsigned room = width - 1u - (own_lane() & (width - 1u));                          \
-        unsigned from = delta > room ? 32u : own_lane() + delta;                           \
-        return low_bits_as<T>(                                                             \
-            exchange(SHUFFLE_DOWN, mask, bits_as<uint64_t>(value), from, file, line)       \
-                .result);                                                                  \
-    }                                                                                      \
-    inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,        \
-                             KERNELS_ASYNC_SITE) {                                         \
-        using namespace kernels_async_cpu;                                                 \
-        unsigned from = own_lane() ^ unsigned(lane_mask);                                  \
-        if (from > (own_lane() | (width - 1u))) from = 32;                                 \
-        return low_bits_as<T>(                                                             \
-            exchange(SHUFFLE_XOR, mask, bits_as<uint64_t>(value), from, file, line).result); \
-    }                                                                                      \
-    inline unsigned __match_any_sync(unsigned mask, T value, KERNELS_ASYNC_SITE) {         \
-        using namespace kernels_async_cpu;                                                 \
-        return unsigned(                                                                   \
-            exchange(MATCH_ANY, mask, bits_as<uint64_t>(value), 0, file, line).result);    \
-    }                                                                                      \
-    inline unsigned __match_all_sync(unsigned mask, T value, int* all,                     \
-                                     KERNELS_ASYNC_SITE) {                                 \
-        using namespace kernels_async_cpu;                                                 \
-        fiber& self = exchange(MATCH_ALL, mask, bits_as<uint64_t>(value), 0, file, line);  \
-        *all = self.result == self.arrived;                                                \
-        return *all ? self.arrived : 0;                                                    \
+#define KERNELS_ASYNC_WARP(T)                                                             \
+    inline T __shfl_sync(unsigned mask, T value, int source, int width = 32,              \
+                         KERNELS_ASYNC_SITE) {                                            \
+        using namespace kernels_async_cpu;                                                \
+        unsigned from = (own_lane() & ~(width - 1u)) | (source & (width - 1u));           \
+        return low_bits_as<T>(                                                            \
+            exchange(SHUFFLE, mask, bits_as<uint64_t>(value), from, file, line).result);  \
+    }                                                                                     \
+    inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,       \
+                            KERNELS_ASYNC_SITE) {                                         \
+        using namespace kernels_async_cpu;                                                \
+        unsigned from = delta > (own_lane() & (width - 1u)) ? 32u : own_lane() - delta;   \
+        return low_bits_as<T>(                                                            \
+            exchange(SHUFFLE_UP, mask, bits_as<uint64_t>(value), from, file, line)        \
+                .result);                                                                 \
+    }                                                                                     \
+    inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,     \
+                              KERNELS_ASYNC_SITE) {                                       \
+        using namespace kernels_async_cpu;                                                \
+        unsigned room = width - 1u - (own_lane() & (width - 1u));                         \
+        unsigned from = delta > room ? 32u : own_lane() + delta;                          \
+        return low_bits_as<T>(                                                            \
+            exchange(SHUFFLE_DOWN, mask, bits_as<uint64_t>(value), from, file, line)      \
+                .result);                                                                 \
+    }                                                                                     \
+    inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,       \
+                             KERNELS_ASYNC_SITE) {                                        \
+        using namespace kernels_async_cpu;                                                \
+        unsigned from = own_lane() ^ unsigned(lane_mask);                                 \
+        if (from > (own_lane() | (width - 1u))) from = 32;                                \
+        return low_bits_as<T>(                                                            \
+            exchange(SHUFFLE_XOR, mask, bits_as<uint64_t>(value), from, file, line)       \
+                .result);                                                                 \
+    }                                                                                     \
+    inline unsigned __match_any_sync(unsigned mask, T value, KERNELS_ASYNC_SITE) {        \
+        using namespace kernels_async_cpu;                                                \
+        return unsigned(                                                                  \
+            exchange(MATCH_ANY, mask, bits_as<uint64_t>(value), 0, file, line).result);   \
+    }                                                                                     \
+    inline unsigned __match_all_sync(unsigned mask, T value, int* all,                    \
+                                     KERNELS_ASYNC_SITE) {                                \
+        using namespace kernels_async_cpu;                                                \
+        fiber& self = exchange(MATCH_ALL, mask, bits_as<uint64_t>(value), 0, file, line); \
+        *all = self.result == self.arrived;                                               \
+        return *all ? self.arrived : 0;                                                   \
     }
 
 KERNELS_ASYNC_WARP(int)
@@ -980,11 +1000,11 @@ KERNELS_ASYNC_WARP(unsigned long long)
 KERNELS_ASYNC_WARP(float)
 KERNELS_ASYNC_WARP(double)
 
-#define KERNELS_ASYNC_REDUCE(NAME, T, F)                                                   \
-    inline T NAME(unsigned mask, T value, KERNELS_ASYNC_SITE) {                            \
-        using namespace kernels_async_cpu;                                                 \
-        static constexpr operation what = {#NAME, finish_reduction<T, F>};                 \
-        return T(exchange(what, mask, uint64_t(unsigned(value)), 0, file, line).result);   \
+#define KERNELS_ASYNC_REDUCE(NAME, T, F)                                                 \
+    inline T NAME(unsigned mask, T value, KERNELS_ASYNC_SITE) {                          \
+        using namespace kernels_async_cpu;                                               \
+        static constexpr operation what = {#NAME, finish_reduction<T, F>};               \
+        return T(exchange(what, mask, uint64_t(unsigned(value)), 0, file, line).result); \
     }
 
 KERNELS_ASYNC_REDUCE(__reduce_add_sync, unsigned, add_up)
@@ -1017,36 +1037,36 @@ inline T update(T* address, F f) {
 
 }  // namespace kernels_async_cpu
 
-#define KERNELS_ASYNC_ATOMIC(NAME, T, PARAMETERS, ...)      \
-    inline T NAME PARAMETERS { __VA_ARGS__ }                \
-    inline T NAME##_block PARAMETERS { __VA_ARGS__ }        \
+#define KERNELS_ASYNC_ATOMIC(NAME, T, PARAMETERS, ...) \
+    inline T NAME PARAMETERS { __VA_ARGS__ }           \
+    inline T NAME##_block PARAMETERS { __VA_ARGS__ }   \
     inline T NAME##_system PARAMETERS { __VA_ARGS__ }
 
-#define KERNELS_ASYNC_BUILTIN(NAME, T, BUILTIN)                \
-    KERNELS_ASYNC_ATOMIC(NAME, T, (T * address, T value),      \
+#define KERNELS_ASYNC_BUILTIN(NAME, T, BUILTIN)           \
+    KERNELS_ASYNC_ATOMIC(NAME, T, (T * address, T value), \
                          return BUILTIN(address, value, __ATOMIC_SEQ_CST);)
 
-#define KERNELS_ASYNC_UPDATE(NAME, T, BITS, EXPRESSION)        \
-    KERNELS_ASYNC_ATOMIC(NAME, T, (T * address, T value),      \
+#define KERNELS_ASYNC_UPDATE(NAME, T, BITS, EXPRESSION)          \
+    KERNELS_ASYNC_ATOMIC(NAME, T, (T * address, T value),        \
                          return kernels_async_cpu::update<BITS>( \
                              address, [=](T old) -> T { return EXPRESSION; });)
 
-#define KERNELS_ASYNC_CAS(T)                                                               \
-    KERNELS_ASYNC_ATOMIC(atomicCAS, T, (T * address, T compare, T value),                  \
-                         __atomic_compare_exchange_n(address, &compare, value, false,      \
-                                                     __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);  \
+#define KERNELS_ASYNC_CAS(T)                                                              \
+    KERNELS_ASYNC_ATOMIC(atomicCAS, T, (T * address, T compare, T value),                 \
+                         __atomic_compare_exchange_n(address, &compare, value, false,     \
+                                                     __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
                          return compare;)
 
-#define KERNELS_ASYNC_INTEGER_ATOMICS(T)                           \
-    KERNELS_ASYNC_BUILTIN(atomicAdd, T, __atomic_fetch_add)        \
-    KERNELS_ASYNC_BUILTIN(atomicExch, T, __atomic_exchange_n)      \
-    KERNELS_ASYNC_BUILTIN(atomicAnd, T, __atomic_fetch_and)        \
-    KERNELS_ASYNC_BUILTIN(atomicOr, T, __atomic_fetch_or)          \
-    KERNELS_ASYNC_BUILTIN(atomicXor, T, __atomic_fetch_xor)        \
+#define KERNELS_ASYNC_INTEGER_ATOMICS(T)                      \
+    KERNELS_ASYNC_BUILTIN(atomicAdd, T, __atomic_fetch_add)   \
+    KERNELS_ASYNC_BUILTIN(atomicExch, T, __atomic_exchange_n) \
+    KERNELS_ASYNC_BUILTIN(atomicAnd, T, __atomic_fetch_and)   \
+    KERNELS_ASYNC_BUILTIN(atomicOr, T, __atomic_fetch_or)     \
+    KERNELS_ASYNC_BUILTIN(atomicXor, T, __atomic_fetch_xor)   \
     KERNELS_ASYNC_CAS(T)
 
-#define KERNELS_ASYNC_ORDER_ATOMICS(T)                                     \
-    KERNELS_ASYNC_UPDATE(atomicMin, T, T, value < old ? value : old)       \
+#define KERNELS_ASYNC_ORDER_ATOMICS(T)                               \
+    KERNELS_ASYNC_UPDATE(atomicMin, T, T, value < old ? value : old) \
     KERNELS_ASYNC_UPDATE(atomicMax, T, T, old < value ? value : old)
 
 KERNELS_ASYNC_INTEGER_ATOMICS(int)
@@ -1081,11 +1101,10 @@ inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 inline void __trap() { kernels_async_cpu::stop_thread("__trap()"); }
 
-extern "C" [[noreturn]] inline void kernels_async_assert_fail(const char* condition,
-                                                              const char* file, unsigned line,
-                                                              const char*) noexcept {
-    kernels_async_cpu::stop_thread("%.200s:%u: assertion `%.500s' failed", file, line,
-                                   condition);
+extern "C" [[noreturn]] inline void kernels_async_assert_fail(
+    const char* condition, const char* file, unsigned line, const char*) noexcept {
+    using namespace kernels_async_cpu;
+    stop_thread("%.200s:%u: assertion `%.500s' failed", shown(file), line, condition);
 }
 #define __assert_fail kernels_async_assert_fail
 
@@ -1095,7 +1114,7 @@ inline void __nanosleep(unsigned) {
     fiber* self = w.current;
     w.yielded.push(self);
     run_another(w, self);
-    if (w.current == self && !w.ready.first) sched_yield();
+    if (!w.ready.first) sched_yield();  // it waits for another block
 }
 
 inline long long clock64() {
@@ -1160,11 +1179,15 @@ inline unsigned __umul24(unsigned a, unsigned b) {
 inline unsigned __sad(int a, int b, unsigned c) {
     return (a < b ? unsigned(b) - unsigned(a) : unsigned(a) - unsigned(b)) + c;
 }
-inline unsigned __usad(unsigned a, unsigned b, unsigned c) { return (a < b ? b - a : a - b) + c; }
+inline unsigned __usad(unsigned a, unsigned b, unsigned c) {
+    return (a < b ? b - a : a - b) + c;
+}
 inline int __hadd(int a, int b) { return int(((long long)a + b) >> 1); }
 inline int __rhadd(int a, int b) { return int(((long long)a + b + 1) >> 1); }
 inline unsigned __uhadd(unsigned a, unsigned b) { return unsigned((uint64_t(a) + b) >> 1); }
-inline unsigned __urhadd(unsigned a, unsigned b) { return unsigned((uint64_t(a) + b + 1) >> 1); }
+inline unsigned __urhadd(unsigned a, unsigned b) {
+    return unsigned((uint64_t(a) + b + 1) >> 1);
+}
 
 inline int __dp4a(int a, int b, int c) {
     unsigned sum = unsigned(c);
@@ -1192,7 +1215,8 @@ inline double __longlong_as_double(long long x) {
 inline int __double2hiint(double x) { return int(__double_as_longlong(x) >> 32); }
 inline int __double2loint(double x) { return int(__double_as_longlong(x)); }
 inline double __hiloint2double(int high, int low) {
-    return __longlong_as_double((long long)(uint64_t(unsigned(high)) << 32 | unsigned(low)));
+    uint64_t bits = uint64_t(unsigned(high)) << 32 | unsigned(low);
+    return kernels_async_cpu::bits_as<double>(bits);
 }
 
 // ---------------------------------------------------------------- loads and stores
@@ -1200,8 +1224,8 @@ inline double __hiloint2double(int high, int low) {
 #define KERNELS_ASYNC_LOAD(NAME) \
     template <class T>           \
     inline T NAME(const T* address) { return *address; }
-#define KERNELS_ASYNC_STORE(NAME)                        \
-    template <class T>                                   \
+#define KERNELS_ASYNC_STORE(NAME) \
+    template <class T>            \
     inline void NAME(T* address, std::common_type_t<T> value) { *address = value; }
 
 KERNELS_ASYNC_LOAD(__ldg)
@@ -1222,24 +1246,32 @@ KERNELS_ASYNC_STORE(__stwt)
 
 namespace kernels_async_cpu {
 
-// `f` of `x...` in a rounding mode; volatile, or the compiler moves the arithmetic out.
+template <class T>
+inline T through_memory(T x) {
+    volatile T memory = x;
+    return memory;
+}
+
+// `f` of `x...` in a rounding mode; the compiler must not move the arithmetic out of it.
 template <class F, class... T>
 inline auto rounded(int mode, F f, T... x) {
     int before = fegetround();
     fesetround(mode);
-    volatile auto result = [&](volatile T... y) { return f(T(y)...); }(x...);
+    auto result = through_memory(f(through_memory(x)...));
     fesetround(before);
-    return decltype(f(x...))(result);
+    return result;
 }
 
-// As PTX converts: too large saturates, and so does NaN to 0 or the lowest/middle value.
+// As PTX converts: what is too large saturates; NaN is 0, or, where either type has 64
+// bits, the highest bit alone.
 template <class To, class From>
 inline To saturated(From x) {
     constexpr bool is_signed = std::is_signed_v<To>;
     constexpr int bits = 8 * sizeof(To) - is_signed;
-    constexpr To lowest = is_signed ? To(1) << (8 * sizeof(To) - 1) : 0;
+    constexpr To highest_bit = To(To(1) << (8 * sizeof(To) - 1));
+    constexpr To lowest = is_signed ? highest_bit : 0;
     constexpr To highest = To(~lowest);
-    if (x != x) return sizeof(From) + sizeof(To) > 8 ? To(To(1) << (8 * sizeof(To) - 1)) : 0;
+    if (x != x) return sizeof(From) + sizeof(To) > 8 ? highest_bit : 0;
     if (x >= From(2) * From(1ull << (bits - 1))) return highest;
     if (x <= From(lowest)) return lowest;
     return To(x);
@@ -1252,19 +1284,19 @@ template <class T> inline T downwards(T x) { return T(__builtin_floor(x)); }
 
 }  // namespace kernels_async_cpu
 
-#define KERNELS_ASYNC_MODES(F, ...)                    \
-    F(rn, FE_TONEAREST, to_nearest, __VA_ARGS__)       \
-    F(rz, FE_TOWARDZERO, to_zero, __VA_ARGS__)         \
-    F(ru, FE_UPWARD, upwards, __VA_ARGS__)             \
+#define KERNELS_ASYNC_MODES(F, ...)              \
+    F(rn, FE_TONEAREST, to_nearest, __VA_ARGS__) \
+    F(rz, FE_TOWARDZERO, to_zero, __VA_ARGS__)   \
+    F(ru, FE_UPWARD, upwards, __VA_ARGS__)       \
     F(rd, FE_DOWNWARD, downwards, __VA_ARGS__)
 
 #define KERNELS_ASYNC_TO_INTEGER(SUFFIX, MODE, ROUND, FROM_NAME, FROM, TO_NAME, TO) \
     inline TO __##FROM_NAME##2##TO_NAME##_##SUFFIX(FROM x) {                        \
         return kernels_async_cpu::saturated<TO>(kernels_async_cpu::ROUND(x));       \
     }
-#define KERNELS_ASYNC_TO_FLOAT(SUFFIX, MODE, ROUND, FROM_NAME, FROM, TO_NAME, TO)            \
-    inline TO __##FROM_NAME##2##TO_NAME##_##SUFFIX(FROM x) {                                 \
-        return kernels_async_cpu::rounded(MODE, [](FROM y) { return TO(y); }, x);            \
+#define KERNELS_ASYNC_TO_FLOAT(SUFFIX, MODE, ROUND, FROM_NAME, FROM, TO_NAME, TO) \
+    inline TO __##FROM_NAME##2##TO_NAME##_##SUFFIX(FROM x) {                      \
+        return kernels_async_cpu::rounded(MODE, [](FROM y) { return TO(y); }, x); \
     }
 
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_TO_INTEGER, float, float, int, int)
@@ -1285,30 +1317,31 @@ KERNELS_ASYNC_MODES(KERNELS_ASYNC_TO_FLOAT, double, double, float, float)
 inline double __int2double_rn(int x) { return x; }
 inline double __uint2double_rn(unsigned x) { return x; }
 
-#define KERNELS_ASYNC_UNARY(SUFFIX, MODE, ROUND, NAME, T, EXPRESSION)                        \
-    inline T __##NAME##_##SUFFIX(T x) {                                                      \
-        return kernels_async_cpu::rounded(MODE, [](T a) { return EXPRESSION; }, x);          \
+#define KERNELS_ASYNC_UNARY(SUFFIX, MODE, ROUND, NAME, T, EXPRESSION)               \
+    inline T __##NAME##_##SUFFIX(T x) {                                             \
+        return kernels_async_cpu::rounded(MODE, [](T a) { return EXPRESSION; }, x); \
     }
-#define KERNELS_ASYNC_BINARY(SUFFIX, MODE, ROUND, NAME, T, EXPRESSION)                       \
-    inline T __##NAME##_##SUFFIX(T x, T y) {                                                 \
-        return kernels_async_cpu::rounded(MODE, [](T a, T b) { return EXPRESSION; }, x, y);  \
+#define KERNELS_ASYNC_BINARY(SUFFIX, MODE, ROUND, NAME, T, EXPRESSION) \
+    inline T __##NAME##_##SUFFIX(T x, T y) {                           \
+        return kernels_async_cpu::rounded(                             \
+            MODE, [](T a, T b) { return EXPRESSION; }, x, y);          \
     }
-#define KERNELS_ASYNC_TERNARY(SUFFIX, MODE, ROUND, NAME, T, EXPRESSION)                      \
-    inline T __##NAME##_##SUFFIX(T x, T y, T z) {                                            \
-        return kernels_async_cpu::rounded(                                                   \
-            MODE, [](T a, T b, T c) { return EXPRESSION; }, x, y, z);                        \
+#define KERNELS_ASYNC_TERNARY(SUFFIX, MODE, ROUND, NAME, T, EXPRESSION) \
+    inline T __##NAME##_##SUFFIX(T x, T y, T z) {                       \
+        return kernels_async_cpu::rounded(                              \
+            MODE, [](T a, T b, T c) { return EXPRESSION; }, x, y, z);   \
     }
 
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_BINARY, fadd, float, a + b)
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_BINARY, fsub, float, a - b)
-KERNELS_ASYNC_MODES(KERNELS_ASYNC_BINARY, fmul, float, a* b)
+KERNELS_ASYNC_MODES(KERNELS_ASYNC_BINARY, fmul, float, a * b)
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_BINARY, fdiv, float, a / b)
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_UNARY, frcp, float, 1.0f / a)
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_UNARY, fsqrt, float, sqrtf(a))
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_TERNARY, fmaf, float, fmaf(a, b, c))
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_BINARY, dadd, double, a + b)
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_BINARY, dsub, double, a - b)
-KERNELS_ASYNC_MODES(KERNELS_ASYNC_BINARY, dmul, double, a* b)
+KERNELS_ASYNC_MODES(KERNELS_ASYNC_BINARY, dmul, double, a * b)
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_BINARY, ddiv, double, a / b)
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_UNARY, drcp, double, 1.0 / a)
 KERNELS_ASYNC_MODES(KERNELS_ASYNC_UNARY, dsqrt, double, sqrt(a))
@@ -1324,14 +1357,14 @@ inline float __frsqrt_rn(float x) { return float(1.0 / sqrt(double(x))); }
 
 // ---------------------------------------------------------------- min and max
 
-#define KERNELS_ASYNC_MINMAX(A, B, T)                      \
-    inline T min(A a, B b) {                               \
-        T x = a, y = b;                                    \
-        return y < x ? y : x;                              \
-    }                                                      \
-    inline T max(A a, B b) {                               \
-        T x = a, y = b;                                    \
-        return x < y ? y : x;                              \
+#define KERNELS_ASYNC_MINMAX(A, B, T) \
+    inline T min(A a, B b) {          \
+        T x = a, y = b;               \
+        return y < x ? y : x;         \
+    }                                 \
+    inline T max(A a, B b) {          \
+        T x = a, y = b;               \
+        return x < y ? y : x;         \
     }
 #define KERNELS_ASYNC_INTEGER_MINMAX(S, U) \
     KERNELS_ASYNC_MINMAX(S, S, S)          \
@@ -1354,8 +1387,12 @@ inline unsigned umin(unsigned a, unsigned b) { return min(a, b); }
 inline unsigned umax(unsigned a, unsigned b) { return max(a, b); }
 inline long long llmin(long long a, long long b) { return min(a, b); }
 inline long long llmax(long long a, long long b) { return max(a, b); }
-inline unsigned long long ullmin(unsigned long long a, unsigned long long b) { return min(a, b); }
-inline unsigned long long ullmax(unsigned long long a, unsigned long long b) { return max(a, b); }
+inline unsigned long long ullmin(unsigned long long a, unsigned long long b) {
+    return min(a, b);
+}
+inline unsigned long long ullmax(unsigned long long a, unsigned long long b) {
+    return max(a, b);
+}
 
 #undef KERNELS_ASYNC_MINMAX
 #undef KERNELS_ASYNC_INTEGER_MINMAX
@@ -1395,7 +1432,6 @@ inline double inverse_erfc_positive(double y) {
     for (int step = 0; step < 4; ++step) {
         double slope = -2.0 / SQRT_PI * exp(-z * z);
         double error = z < 0.5 ? (1.0 - y) - erf(z) : erfc(z) - y;
-        if (z < 0.5) error = -error * -1.0;
         double u = error / slope;
         if (!(fabs(u) < INFINITY)) break;
         z -= u / (1.0 + z * u);
@@ -1434,12 +1470,12 @@ inline double length(double a, double b, double c, double d = 0.0) {
 
 }  // namespace kernels_async_cpu
 
-#define KERNELS_ASYNC_MATH1(NAME, EXPRESSION)                                  \
-    inline double NAME(double x) { return EXPRESSION; }                        \
-    inline float NAME(float y) { double x = y; return float(EXPRESSION); }     \
+#define KERNELS_ASYNC_MATH1(NAME, EXPRESSION)                              \
+    inline double NAME(double x) { return EXPRESSION; }                    \
+    inline float NAME(float y) { double x = y; return float(EXPRESSION); } \
     inline float NAME##f(float y) { double x = y; return float(EXPRESSION); }
-#define KERNELS_ASYNC_MATH(NAME, PARAMETERS, FLOAT_PARAMETERS, EXPRESSION)     \
-    inline double NAME PARAMETERS { return EXPRESSION; }                       \
+#define KERNELS_ASYNC_MATH(NAME, PARAMETERS, FLOAT_PARAMETERS, EXPRESSION) \
+    inline double NAME PARAMETERS { return EXPRESSION; }                   \
     inline float NAME##f FLOAT_PARAMETERS { return float(EXPRESSION); }
 
 KERNELS_ASYNC_MATH1(rsqrt, 1.0 / sqrt(x))
@@ -1452,13 +1488,15 @@ KERNELS_ASYNC_MATH1(erfcx, kernels_async_cpu::scaled_erfc(x))
 KERNELS_ASYNC_MATH1(normcdf, 0.5 * erfc(-x / kernels_async_cpu::SQRT_2))
 KERNELS_ASYNC_MATH1(normcdfinv,
                     -kernels_async_cpu::SQRT_2 * kernels_async_cpu::inverse_erfc(2.0 * x))
-KERNELS_ASYNC_MATH(rhypot, (double x, double y), (float x, float y), 1.0 / hypot(double(x), y))
+KERNELS_ASYNC_MATH(rhypot, (double x, double y), (float x, float y),
+                   1.0 / hypot(double(x), y))
 KERNELS_ASYNC_MATH(norm3d, (double x, double y, double z), (float x, float y, float z),
                    kernels_async_cpu::length(x, y, z))
 KERNELS_ASYNC_MATH(rnorm3d, (double x, double y, double z), (float x, float y, float z),
                    1.0 / kernels_async_cpu::length(x, y, z))
 KERNELS_ASYNC_MATH(norm4d, (double x, double y, double z, double w),
-                   (float x, float y, float z, float w), kernels_async_cpu::length(x, y, z, w))
+                   (float x, float y, float z, float w),
+                   kernels_async_cpu::length(x, y, z, w))
 KERNELS_ASYNC_MATH(rnorm4d, (double x, double y, double z, double w),
                    (float x, float y, float z, float w),
                    1.0 / kernels_async_cpu::length(x, y, z, w))
@@ -1478,7 +1516,6 @@ inline void sincospi(float x, float* s, float* c) { sincospif(x, s, c); }
 inline void sincos(float x, float* s, float* c) { sincosf(x, s, c); }
 inline float exp10(float x) { return exp10f(x); }
 inline float fdividef(float x, float y) { return x / y; }
-inline float saturate(float x) { return fminf(fmaxf(x, 0.0f), 1.0f); }
 inline float __saturatef(float x) { return x > 0.0f ? fminf(x, 1.0f) : 0.0f; }
 
 // glibc declares some of these, with C linkage, and does not export them.

@@ -1,0 +1,233 @@
+"""Tests of the cpu toolchain and device as a user meets them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels_async import (
+    CompileError,
+    Kernels,
+    LaunchError,
+    Source,
+    Specialization,
+    SymbolNotFoundError,
+)
+
+PARAMETERS = Source(
+    "struct Pair { float x; int y; };\n"
+    "__constant__ float scale[2] = {2, 3};\n"
+    "namespace n { __device__ int counter; }\n"
+    'extern "C" __global__ void k(float* out, int i, unsigned char c, double d, float f,\n'
+    "                             bool b, Pair pair, long long l) {\n"
+    "  out[0] = i; out[1] = c; out[2] = d; out[3] = f; out[4] = b;\n"
+    "  out[5] = pair.x * scale[0]; out[6] = pair.y * scale[1]; out[7] = l;\n"
+    "  n::counter = 5;\n"
+    "}\n"
+)
+PAIR = np.dtype([("x", "f4"), ("y", "i4")])
+
+
+def arguments(**changes: Any) -> tuple[Any, ...]:
+    """Arguments that fit, with some replaced."""
+    values = {
+        "out": np.zeros(8, np.float32),
+        "i": np.int32(-1),
+        "c": np.uint8(200),
+        "d": np.float64(0.5),
+        "f": np.float32(1.5),
+        "b": np.bool_(True),
+        "pair": np.array((1.5, 7), PAIR)[()],
+        "l": np.int64(1 << 40),
+    }
+    return tuple((values | changes).values())
+
+
+async def test_arguments_reach_the_parameters(kernels: Kernels) -> None:
+    """Each kind of parameter, structures by value included."""
+    kernel = await kernels.get(PARAMETERS, "k")
+    args = arguments()
+    kernel((1,), (1,), args)
+    assert args[0].tolist() == [-1, 200, 0.5, 1.5, 1, 3, 21, 2.0**40]
+
+    args = arguments(i=-1, c=200, d=0.5, b=True, l=1 << 40)
+    kernel((1,), (1,), args)
+    assert args[0].tolist() == [-1, 200, 0.5, 1.5, 1, 3, 21, 2.0**40]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"more": np.int32(1)}, "takes 8 arguments, not 9"),
+        ({"out": 1.5}, "argument 0 is a pointer"),
+        ({"out": np.float32(1)}, "argument 0 is a pointer"),
+        ({"i": np.int64(1)}, "argument 1 is a signed integer of 4 bytes, not int64"),
+        ({"i": np.float32(1)}, "argument 1 is a signed integer of 4 bytes, not float32"),
+        ({"i": 1.0}, "argument 1 is a signed integer of 4 bytes, not float64"),
+        ({"i": 1 << 31}, "argument 1 is a signed integer of 4 bytes, too small"),
+        ({"c": -1}, "argument 2 is an unsigned integer of 1 bytes, too small"),
+        ({"f": 1.5}, "argument 4 is a floating-point number of 4 bytes, not float64"),
+        ({"b": np.int32(1)}, "argument 5 is a bool of 1 bytes, not int32"),
+        ({"pair": np.zeros(1, PAIR)}, "argument 6 is a structure of 8 bytes"),
+        ({"pair": np.float32(1)}, "argument 6 is a structure of 8 bytes, not float32"),
+        ({"l": "1"}, "argument 7 is a signed integer of 8 bytes, not str"),
+    ],
+)
+async def test_arguments_that_do_not_fit_are_a_type_error(
+    kernels: Kernels, change: dict[str, Any], message: str
+) -> None:
+    """On a GPU they would be memory corruption."""
+    kernel = await kernels.get(PARAMETERS, "k")
+
+    with pytest.raises(TypeError, match=message):
+        kernel((1,), (1,), arguments(**change))
+
+
+async def test_too_few_arguments_are_a_type_error(kernels: Kernels) -> None:
+    """The kernel would read what is not there."""
+    kernel = await kernels.get(PARAMETERS, "k")
+
+    with pytest.raises(TypeError, match="takes 8 arguments, not 0"):
+        kernel((1,), (1,), ())
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "shared_mem", "error"),
+    [
+        ((1,), (1025,), 0, LaunchError),
+        ((1,), (32, 33), 0, LaunchError),
+        ((1,), (1, 1, 65), 0, LaunchError),
+        ((0,), (1,), 0, LaunchError),
+        ((1, 65536), (1,), 0, LaunchError),
+        ((1,), (1,), 227 * 1024 + 1, LaunchError),
+        ((1,), (1,), -1, LaunchError),
+        ((), (1,), 0, TypeError),
+        ((1, 1, 1, 1), (1,), 0, TypeError),
+        (1, (1,), 0, TypeError),
+    ],
+)
+async def test_a_launch_out_of_bounds_is_an_error(
+    kernels: Kernels, grid: Any, block: Any, shared_mem: int, error: type[Exception]
+) -> None:
+    """The bounds are those of a GPU."""
+    kernel = await kernels.get(PARAMETERS, "k")
+
+    with pytest.raises(error):
+        kernel(grid, block, arguments(), shared_mem=shared_mem)
+
+
+async def test_globals_are_readable_and_writable(kernels: Kernels) -> None:
+    """By their lowered names, as the variable's bytes."""
+    kernel = await kernels.get(PARAMETERS, "k")
+    scale = kernel.get_global("scale").view(np.float32)
+    assert scale.tolist() == [2, 3]
+    scale[:] = [10, 100]
+    args = arguments()
+    kernel((1,), (1,), args)
+    scale[:] = [2, 3]
+
+    assert args[0][5:7].tolist() == [15, 700]
+    assert kernel.get_global("_ZN1n7counterE").view(np.int32).tolist() == [5]
+    with pytest.raises(KeyError, match="nope"):
+        kernel.get_global("nope")
+
+
+async def test_a_kernel_that_fails_ends_in_a_launch_error(kernels: Kernels) -> None:
+    """Threads that wait at different barriers end in an error that names both."""
+    source = Source(
+        "__global__ void k(int* p) {\n"
+        "  if (threadIdx.x < 3)\n"
+        "    __syncthreads();\n"
+        "  else\n"
+        "    __syncthreads();\n"
+        "}\n",
+        name="diverges.cu",
+    )
+    kernel = await kernels.get(source, "k")
+
+    with pytest.raises(LaunchError, match=r"diverges\.cu:3.*diverges\.cu:5"):
+        kernel((1,), (8,), (None,))
+
+
+async def test_the_entry_is_the_kernels_lowered_name(kernels: Kernels) -> None:
+    """The same as on a GPU."""
+    source = Source("namespace a { template <class T> __global__ void k(T* p) {} }\n")
+    kernel = await kernels.get(source, "a::k<float>")
+
+    assert kernel.artifact.entry == "_ZN1a1kIfEEvPT_"
+    assert kernel.artifact.resources is None
+    assert kernel.attributes["max_threads_per_block"] == 1024
+    assert repr(kernel) == "<Kernel a::k<float> on cpu>"
+
+
+async def test_headers_and_defines_come_from_the_request(kernels: Kernels) -> None:
+    """Also inside one another, by the name that the `#include` gives."""
+    source = Source(
+        '#include "detail/a.h"\n__global__ void k(int* p) { *p = VALUE + N; }\n',
+        {"detail/a.h": '#include "b.h"\n', "b.h": "#define VALUE 40\n"},
+    )
+    kernel = await kernels.get(source, Specialization("k", {"N": 2}))
+    out = np.zeros(1, np.int32)
+    kernel((1,), (1,), (out,))
+
+    assert out[0] == 42
+
+
+async def test_a_compile_error_leads_with_the_first_error(kernels: Kernels) -> None:
+    """File, line, column, source line and caret, as for CUDA."""
+    source = Source(
+        '#include "bad.h"\n__global__ void k(int* p) { *p = second; }\n',
+        {"bad.h": "\n__device__ int f() { return first; }\n"},
+    )
+    with pytest.raises(CompileError) as caught:
+        await kernels.get(source, "k")
+
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("bad.h:2:29: error: 'first' was not declared")
+    assert "return first" in lines[1]
+    assert lines[-1] == "(and 1 more error)"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("#include <cuda_fp16.h>\n__global__ void k() {}", "cuda_fp16.h"),
+        ("__global__ void k(__half* p) {}", "__half"),
+        ("__global__ void k() { cudaDeviceSynchronize(); }", "cudaDeviceSynchronize"),
+        ("__global__ void c() {}\n__global__ void k() { c<<<1, 1>>>(); }", "expected"),
+        ('__global__ void k() { asm volatile("wgmma.fence;"); }', "wgmma"),
+    ],
+)
+async def test_a_construct_that_it_lacks_is_a_compile_error_that_names_it(
+    kernels: Kernels, text: str, names: str
+) -> None:
+    """The cpu device is a reference, not a GPU."""
+    with pytest.raises(CompileError, match=names):
+        await kernels.get(text, "k")
+
+
+@pytest.mark.parametrize("symbol", ["nope", "scale", "scale<flaot>"])
+async def test_a_symbol_that_is_not_there_names_those_that_are(
+    kernels: Kernels, symbol: str
+) -> None:
+    """As for CUDA."""
+    text = "template <class T> __global__ void scale(T* p) {}\n"
+
+    with pytest.raises(SymbolNotFoundError, match=r"it has scale<T>"):
+        await kernels.get(text, symbol)
+
+
+async def test_options_that_mean_something_to_a_host_compiler_do(kernels: Kernels) -> None:
+    """The C++ standard and warnings; those for a GPU alone are dropped."""
+    source = Source("__global__ void k(int* p) { int unused; *p = __cplusplus / 100; }\n")
+    options = ("-std=c++20", "--maxrregcount=32", "-lineinfo", "--use_fast_math")
+    kernel = await kernels.get(source, Specialization("k", options=options))
+    silent = await kernels.get(source, Specialization("k", options=("-w",)))
+    out = np.zeros(1, np.int32)
+    kernel((1,), (1,), (out,))
+
+    assert out[0] == 2020
+    assert [w.code for w in kernel.artifact.warnings] == ["unused-variable"]
+    assert silent.artifact.warnings == ()

@@ -1,0 +1,356 @@
+"""Tests of the cuda device; each needs an NVIDIA GPU, some need two."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels_async import (
+    Artifact,
+    Compiler,
+    DeviceMismatchError,
+    Kernel,
+    Kernels,
+    LoadError,
+    Source,
+    Specialization,
+)
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[1]
+ADD = Source("template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n")
+SPIN = Source(
+    'extern "C" __global__ void spin(long long cycles) {\n'
+    "  for (long long end = clock64() + cycles; clock64() < end;) {}\n"
+    "}\n"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cupy() -> Any:
+    """CuPy, its context made before any test watches the loop."""
+    cupy = pytest.importorskip("cupy")
+    for ordinal in range(cupy.cuda.runtime.getDeviceCount()):
+        with cupy.cuda.Device(ordinal):
+            cupy.zeros(1).sum()
+    return cupy
+
+
+@pytest.fixture
+async def on_gpu(cache_dir: Path) -> Any:
+    """A cache on the first CUDA device."""
+    async with Kernels.open("cuda:0", workers=2) as kernels:
+        yield kernels
+
+
+def run(cupy: Any, kernel: Kernel, stream: Any = None) -> int:
+    """What the kernel adds, computed on its device."""
+    with cupy.cuda.Device(int(kernel.device.removeprefix("cuda:"))):
+        numbers = cupy.zeros(4, np.int32)
+        cupy.cuda.get_current_stream().synchronize()
+        kernel((1,), (4,), (numbers,), stream=stream)
+        if stream is not None:
+            stream.synchronize()
+        found = numbers.get()
+    assert (found == found[0]).all()
+    return int(found[0])
+
+
+async def test_a_batch_compiles_loads_and_runs(on_gpu: Kernels, cupy: Any) -> None:
+    """The main job, on the device's own architecture."""
+    seen: list[Artifact] = []
+    on_gpu.reporting(seen.append)
+    pendings = [on_gpu.request(ADD, f"add<{n}>") for n in range(8)]
+    found = await asyncio.gather(*pendings)
+
+    assert [run(cupy, kernel) for kernel in found] == list(range(8))
+    assert len(seen) == len(on_gpu) == 8
+    assert await on_gpu.get(ADD, "add<3>") is found[3]
+    assert repr(on_gpu) == "<Kernels cuda:0 loaded=8 outstanding=0>"
+    capability = cupy.cuda.Device(0).compute_capability
+    assert {artifact.target for artifact in seen} == {f"sm_{capability}"}
+
+
+@pytest.mark.parametrize("name", [None, 0, "cuda", "cuda:0"])
+async def test_the_first_device_has_many_names(name: Any, cupy: Any) -> None:
+    """A name, a number, a CuPy device, or nothing."""
+    async with Kernels.open(name) as kernels:
+        assert repr(kernels).startswith("<Kernels cuda:0 ")
+    async with Kernels.open(cupy.cuda.Device(0)) as kernels:
+        assert repr(kernels).startswith("<Kernels cuda:0 ")
+
+
+async def test_the_drivers_numbers_are_those_of_ptxas(on_gpu: Kernels) -> None:
+    """What is reported before the load is what the driver finds."""
+    source = Source(
+        "__constant__ float table[100];\n"
+        'extern "C" __global__ void k(float* p) {\n'
+        "  __shared__ float s[100];\n"
+        "  float v[64];\n"
+        "  s[threadIdx.x] = p[threadIdx.x] + table[threadIdx.x]; __syncthreads();\n"
+        "  for (int i = 0; i < 64; i++) v[i] = p[i * 32 + threadIdx.x] + s[99 - i];\n"
+        "  for (int r = 0; r < 8; r++)\n"
+        "    for (int i = 0; i < 64; i++) v[i] = v[i] * v[(i * 7 + r) % 64] + v[(i + r) % 64];\n"
+        "  for (int i = 0; i < 64; i++) p[i * 32 + threadIdx.x] = v[i];\n"
+        "}\n"
+    )
+    spec = Specialization("k", options=("--maxrregcount=24",))
+    kernel = await on_gpu.get(source, spec)
+    resources = kernel.artifact.resources
+
+    assert resources is not None
+    assert resources.spill_stores > 0
+    assert kernel.attributes["num_regs"] == resources.registers
+    assert kernel.attributes["shared_size_bytes"] >= resources.shared == 400
+    assert kernel.attributes["const_size_bytes"] == resources.constant == 400
+    assert kernel.attributes["local_size_bytes"] >= resources.stack
+
+
+@pytest.mark.parametrize("kilobytes", [0, 48, 64, 227])
+async def test_large_dynamic_shared_memory_is_allowed_on_demand(
+    on_gpu: Kernels, cupy: Any, kilobytes: int
+) -> None:
+    """CUDA asks for an opt-in above 48 KB."""
+    source = Source(
+        'extern "C" __global__ void k(int* p, int last) {\n'
+        "  extern __shared__ int s[];\n"
+        "  s[last] = 7; *p = s[last];\n"
+        "}\n"
+    )
+    kernel = await on_gpu.get(source, "k")
+    out = cupy.zeros(1, np.int32)
+    size = max(kilobytes * 1024, 4)
+    kernel((1,), (1,), (out, np.int32(size // 4 - 1)), shared_mem=size)
+
+    assert out.get()[0] == 7
+
+
+async def test_more_shared_memory_than_there_is_is_the_drivers_error(
+    on_gpu: Kernels, cupy: Any
+) -> None:
+    """It is refused before the launch."""
+    kernel = await on_gpu.get(ADD, "add<1>")
+    with pytest.raises(cupy.cuda.driver.CUDADriverError):
+        kernel((1,), (1,), (cupy.zeros(1, np.int32),), shared_mem=300 * 1024)
+    assert run(cupy, kernel) == 1
+
+
+async def test_globals_are_readable_and_writable(on_gpu: Kernels, cupy: Any) -> None:
+    """As CuPy's memory pointers."""
+    source = Source(
+        "__constant__ int table[2] = {3, 4};\n"
+        "namespace n { __device__ int counter; }\n"
+        'extern "C" __global__ void k(int* p) { *p = table[0]; n::counter = 5; }\n'
+    )
+    kernel = await on_gpu.get(source, "k")
+    table = cupy.ndarray((2,), np.int32, kernel.get_global("table"))
+    table[:] = cupy.array([30, 40])
+    out = cupy.zeros(1, np.int32)
+    kernel((1,), (1,), (out,))
+
+    assert out.get()[0] == 30
+    counter = cupy.ndarray((1,), np.int32, kernel.get_global("_ZN1n7counterE"))
+    assert counter.get()[0] == 5
+    with pytest.raises(KeyError, match="nope"):
+        kernel.get_global("nope")
+
+
+async def test_a_launch_uses_the_stream_that_is_given(on_gpu: Kernels, cupy: Any) -> None:
+    """By default CuPy's current one."""
+    kernel = await on_gpu.get(ADD, "add<5>")
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    assert run(cupy, kernel, stream) == 5
+    with stream:
+        assert run(cupy, kernel) == 5
+    assert run(cupy, await on_gpu.get(ADD, "add<6>", stream=stream), stream) == 6
+    assert run(cupy, await on_gpu.get(ADD, "add<6>", stream=cupy.cuda.Stream.null)) == 6
+
+
+async def test_any_thread_may_launch(on_gpu: Kernels, cupy: Any) -> None:
+    """Servers run their models in threads."""
+    kernel = await on_gpu.get(ADD, "add<2>")
+
+    assert (
+        await asyncio.gather(*(asyncio.to_thread(run, cupy, kernel) for _ in range(8)))
+        == [2] * 8
+    )
+
+
+async def test_the_loop_ticks_while_a_load_waits_for_a_running_kernel(
+    on_gpu: Kernels, cupy: Any
+) -> None:
+    """A module load waits for running kernels; the event loop must not."""
+    spin = await on_gpu.get(SPIN, "spin")
+    await on_gpu.compiler.compile(ADD, "add<77>")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    spin((1,), (1,), (np.int64(1_000_000_000),), stream=stream)
+    began, gaps = time.perf_counter(), []
+    getting = asyncio.create_task(on_gpu.get(ADD, "add<77>"))
+    while not getting.done():
+        tick = time.perf_counter()
+        await asyncio.sleep(0.001)
+        gaps.append(time.perf_counter() - tick)
+    waited = time.perf_counter() - began
+    stream.synchronize()
+
+    print(f"the load took {waited * 1e3:.1f} ms, the longest tick {max(gaps) * 1e3:.1f} ms")
+    assert run(cupy, await getting) == 77
+    assert max(gaps) < 0.05
+
+
+async def test_a_target_with_a_suffix_has_that_targets_instructions(
+    cache_dir: Path, cupy: Any
+) -> None:
+    """`sm_90a` on a device of compute capability 9.0."""
+    target = f"sm_{cupy.cuda.Device(0).compute_capability}a"
+    async with Kernels.open(0, target=target) as kernels:
+        kernel = await kernels.get(ADD, "add<4>")
+        assert kernel.artifact.target == target
+        assert run(cupy, kernel) == 4
+
+
+async def test_an_artifact_for_another_architecture_is_refused(cache_dir: Path) -> None:
+    """Before anything is compiled for nothing."""
+    with pytest.raises(DeviceMismatchError, match="sm_75"):
+        await Kernels.open(0, target="sm_75").__aenter__()
+
+
+async def test_a_file_that_is_gone_is_a_load_error(on_gpu: Kernels, cupy: Any) -> None:
+    """The driver's error is the cause, and the next try compiles again."""
+
+    def remove(artifact: Artifact) -> None:
+        artifact.path.unlink()
+
+    on_gpu.reporting(remove)
+    pending = on_gpu.request(ADD, "add<8>")
+    with pytest.raises(LoadError, match="cuda:0 refused 'add<8>'") as caught:
+        await pending
+    assert isinstance(caught.value.__cause__, cupy.cuda.driver.CUDADriverError | OSError)
+    on_gpu.reporting(None)
+    assert run(cupy, await pending) == 8
+
+
+async def test_the_quickstart_runs_on_the_gpu(tmp_path: Path) -> None:
+    """The same file as on the CPU."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(ROOT / "examples" / "quickstart.py")),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+
+    print(out.decode())
+    assert (process.returncode, err) == (0, b"")
+    assert out.count(b"every result agrees with NumPy (12 kernels)") == 2
+    assert b"<Kernels cuda:0 loaded=12 outstanding=0>" in out
+
+
+@pytest.mark.gpus
+async def test_two_devices_share_one_compile_and_load_each_on_their_own(
+    cache_dir: Path, cupy: Any
+) -> None:
+    """One compile, a load on each, whatever the current device is."""
+    seen: list[Artifact] = []
+    async with Kernels.open(0) as first, Kernels.open(1) as second:
+        assert first.compiler is second.compiler
+        first.reporting(seen.append)
+        second.reporting(seen.append)
+        one, two = await asyncio.gather(first.get(ADD, "add<1>"), second.get(ADD, "add<1>"))
+        assert one is not two
+        assert (one.device, two.device) == ("cuda:0", "cuda:1")
+        assert [artifact.origin for artifact in seen] == ["compiled", "compiled"]
+        assert seen[0] is seen[1]
+        assert run(cupy, one) == run(cupy, two) == 1
+
+        with cupy.cuda.Device(1):
+            numbers = cupy.zeros(4, np.int32)
+            cupy.cuda.get_current_stream().synchronize()
+        two((1,), (4,), (numbers,))
+        cupy.cuda.Device(1).synchronize()
+        assert numbers.get().tolist() == [1] * 4
+        assert cupy.cuda.runtime.getDevice() == 0
+
+
+@pytest.mark.gpus
+async def test_the_other_devices_stream_is_refused_on_hits_too(
+    cache_dir: Path, cupy: Any
+) -> None:
+    """By every call that takes a stream."""
+    with cupy.cuda.Device(1):
+        stream = cupy.cuda.Stream()
+    async with Kernels.open(0) as kernels:
+        pending = kernels.request(ADD, "add<1>")
+        kernel = await pending
+        keyed = kernels.keyed()
+        await keyed.get(1, lambda _: (ADD, "add<1>"))
+        for call in (
+            kernels.get(ADD, "add<1>", stream=stream),
+            kernels.get(ADD, "add<2>", stream=stream),
+            pending.resolve(stream),
+            kernels.build(stream),
+            keyed.get(1, lambda _: (ADD, "add<1>"), stream),
+        ):
+            with pytest.raises(DeviceMismatchError, match="cuda:1"):
+                await call
+        with pytest.raises(DeviceMismatchError, match="cuda:1"):
+            kernel((1,), (4,), (cupy.zeros(4, np.int32),), stream=stream)
+
+
+@pytest.mark.gpus
+async def test_nothing_is_allocated_on_a_device_that_is_not_used(tmp_path: Path) -> None:
+    """A process that serves cuda:1 leaves cuda:0 without a context."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asyncio, ctypes, cupy\n"
+        "from kernels_async import Kernels\n"
+        "async def main():\n"
+        "    async with Kernels.open(1) as kernels:\n"
+        f"        kernel = await kernels.get({ADD.text!r}, 'add<1>')\n"
+        "        cupy.cuda.Device(1).use()\n"
+        "        numbers = cupy.zeros(4, 'i4')\n"
+        "        kernel((1,), (4,), (numbers,))\n"
+        "        assert numbers.get().tolist() == [1] * 4\n"
+        "    flags, active = ctypes.c_uint(), ctypes.c_int()\n"
+        "    driver = ctypes.CDLL('libcuda.so.1')\n"
+        "    for device in (0, 1):\n"
+        "        driver.cuDevicePrimaryCtxGetState(\n"
+        "            device, ctypes.byref(flags), ctypes.byref(active))\n"
+        "        print(active.value)\n"
+        "asyncio.run(main())\n"
+    )
+    found = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:" + ":".join(sys.path)},
+    )
+    assert (found.stdout, found.stderr) == ("0\n1\n", "")
+
+
+async def test_closing_ends_the_loading_thread(cache_dir: Path, cupy: Any) -> None:
+    """And loaded kernels stay callable."""
+    async with Kernels.open(0) as kernels:
+        kernel = await kernels.get(ADD, "add<1>")
+        assert any("kernels_async-cuda" in thread.name for thread in threading.enumerate())
+    assert not any("kernels_async-cuda" in thread.name for thread in threading.enumerate())
+    assert run(cupy, kernel) == 1
+
+
+async def test_a_compiler_for_the_device_has_its_target(cupy: Any) -> None:
+    """`Compiler.for_device` asks the driver."""
+    compiler = await asyncio.to_thread(Compiler.for_device, 0)
+
+    assert compiler.target == f"sm_{cupy.cuda.Device(0).compute_capability}"

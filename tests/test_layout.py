@@ -1,0 +1,79 @@
+"""Tests of the package's own shape: imports go one way, and stay light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import kernels_async
+
+PACKAGE = Path(kernels_async.__file__).parent
+ROWS = [
+    {"_errors", "_specialization", "_source", "_options", "_outcome", "_machine"},
+    {"_digest", "_artifact", "_diagnostics"},
+    {"_store", "_report", "_scope", "toolchains", "devices"},
+    {"_frames", "_worker", "_pool", "_compiler"},
+    {"_pending", "_batch", "_loader", "_cache", "_keyed", "_kernels"},
+    {"__init__"},
+]
+TYPES_ONLY = {("_errors", "_diagnostics"), ("_pending", "_cache")}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of the package that a file imports, by their first name."""
+    depth = len(path.relative_to(PACKAGE).parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == depth:
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            found |= {name.partition(".")[0] for name in names if name}
+    return found
+
+
+def row(module: str) -> int:
+    """The row of a module; a module that is in none is an error."""
+    return next(number for number, names in enumerate(ROWS) if module in names)
+
+
+def test_every_module_imports_only_from_its_own_row_or_above() -> None:
+    """Imports go one way."""
+    wrong = [
+        (module, imported)
+        for path in PACKAGE.rglob("*.py")
+        for module in [path.relative_to(PACKAGE).parts[0].removesuffix(".py")]
+        for imported in imports(path)
+        if row(imported) > row(module) and (module, imported) not in TYPES_ONLY
+    ]
+    assert wrong == []
+
+
+def test_the_front_only_imports() -> None:
+    """`__init__` has a docstring, imports and `__all__`."""
+    kinds = [type(node) for node in ast.parse((PACKAGE / "__init__.py").read_text()).body]
+
+    assert set(kinds) == {ast.Expr, ast.ImportFrom, ast.Assign}
+    assert kinds.count(ast.Assign) == 1
+
+
+def test_importing_the_package_imports_neither_cupy_nor_numpy() -> None:
+    """A worker, and a tool that only compiles, must start quickly."""
+    program = (
+        "import sys, kernels_async\n"
+        "print(sorted({'cupy', 'numpy', 'cuda', 'elftools'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "[]\n"
+
+
+def test_no_module_outgrows_one_subject() -> None:
+    """A module that grows past this has taken on a second subject."""
+    long = {
+        path.name: lines
+        for path in PACKAGE.rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 350
+    }
+    assert long == {}
