@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,6 +236,7 @@ class _Running:
     def __post_init__(self) -> None:
         self._flights: dict[str, Outcome[Artifact]] = {}
         self._writable = self.store is not None
+        self._telling = threading.Lock()
         if self.store is None:
             logger.warning("there is no home directory: artifacts are not kept")
 
@@ -274,9 +276,14 @@ class _Running:
             try:
                 return self.store.publish(*entry, output)
             except (OSError, ValueError) as error:
-                logger.warning("artifacts are not kept in %s: %s", self.store.root, error)
-                self._writable = False
+                self._give_up_keeping(self.store, error)
         return self.fallback.publish(*entry, output)
+
+    def _give_up_keeping(self, store: Store, error: Exception) -> None:
+        with self._telling:
+            told, self._writable = not self._writable, False
+        if not told:
+            logger.warning("artifacts are not kept in %s: %s", store.root, error)
 
     async def aclose(self) -> None:
         await self.scope.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -35,12 +36,17 @@ def _count_gpus() -> int:
 
 @pytest.fixture(autouse=True)
 async def _loop_is_never_blocked(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
-    """Fail a test in which one callback holds the event loop for too long."""
+    """Fail a test in which one callback holds the event loop for too long.
+
+    Garbage is collected between tests: a collection takes as long as pytest has objects.
+    """
+    gc.disable()
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
     loop.slow_callback_duration = BLOCKED_SECONDS
     yield
     loop.set_debug(False)
+    gc.enable()
     slow = [
         record.getMessage()
         for phase in ("setup", "call")

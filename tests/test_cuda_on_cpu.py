@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -607,8 +609,8 @@ def test_votes_matches_and_reductions_see_the_lanes_of_their_mask(launch: Launch
             sum(1 << i for i in range(32) if lanes[i] == x[t]),
             mask, (mask + 1) * bool((half == half[0]).all()),
             int(lanes.sum()) % 2**32, int(half.min()) % 2**32,
-            int(lanes.view(np.uint32).max()), int(np.bitwise_and.reduce(halves)),
-            int(np.bitwise_or.reduce(halves)), int(np.bitwise_xor.reduce(halves)),
+            int(lanes.view(np.uint32).max()), reduce(operator.and_, halves.tolist()),
+            reduce(operator.or_, halves.tolist()), reduce(operator.xor, halves.tolist()),
             0xFFFFFFFF, 0, 0,
         ]  # fmt: skip
 
@@ -713,8 +715,8 @@ def test_contended_atomics_lose_nothing(launch: Launch) -> None:
     seen = np.zeros(1000, np.int32)
     launch(source, "k", 200, 100, [c, seen])
     g: Any = np.arange(n)
-    xor = int(np.bitwise_xor.reduce(g))
-    every = int(np.bitwise_or.reduce(g))
+    xor = reduce(operator.xor, g.tolist())
+    every = reduce(operator.or_, g.tolist())
     odd = sum(1 << b for b in range(63) if (g % 63 == b).sum() % 2)
     assert c["i"][0].tolist() == [n, -2 * n, 1 - n, n - 1, xor, every, ~every, n]
     assert c["u"][0].tolist() == [3 * n, 2**32 - n, 0, 2**32 - 1, 0, -n % 7, xor, 8]
@@ -1014,7 +1016,7 @@ def test_rounded_and_fast_intrinsics_compute_what_their_names_say(launch: Launch
     launch(source, "k", 1, 1, [out, doubles])
     f = np.float32
 
-    def up(value: float, towards: float) -> np.float32:
+    def up(value: Any, towards: float) -> Any:
         return np.nextafter(f(value), f(towards))
 
     down = up
