@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from kernels_async import Compiler, DeviceError, Kernels
 from kernels_async.devices._cuda import count_devices, import_cupy
 
 BLOCKED_SECONDS = 0.05
+ROOT = Path(__file__).parents[1]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,6 +65,13 @@ def _own_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("KERNELS_ASYNC_CACHE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def child_environment() -> dict[str, str]:
+    """The environment of a program that finds the package where the tests do."""
+    modules = [str(ROOT), *filter(None, sys.path)]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(modules)}
 
 
 @pytest.fixture

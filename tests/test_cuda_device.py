@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import threading
@@ -154,7 +153,7 @@ async def test_globals_are_readable_and_writable(on_gpu: Kernels, cupy: Any) -> 
     )
     kernel = await on_gpu.get(source, "k")
     table = cupy.ndarray((2,), np.int32, kernel.get_global("table"))
-    table[:] = cupy.array([30, 40])
+    table.set(np.array([30, 40], np.int32))
     out = cupy.zeros(1, np.int32)
     kernel((1,), (1,), (out,))
 
@@ -241,10 +240,11 @@ async def test_a_file_that_is_gone_is_a_load_error(on_gpu: Kernels, cupy: Any) -
     assert run(cupy, await pending) == 8
 
 
-async def test_the_quickstart_runs_on_the_gpu(tmp_path: Path) -> None:
+async def test_the_quickstart_runs_on_the_gpu(child_environment: dict[str, str]) -> None:
     """The same file as on the CPU."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(ROOT / "examples" / "quickstart.py")),
+        env=child_environment,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -308,7 +308,9 @@ async def test_the_other_devices_stream_is_refused_on_hits_too(
 
 
 @pytest.mark.gpus
-async def test_nothing_is_allocated_on_a_device_that_is_not_used(tmp_path: Path) -> None:
+async def test_nothing_is_allocated_on_a_device_that_is_not_used(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> None:
     """A process that serves cuda:1 leaves cuda:0 without a context."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -335,7 +337,7 @@ async def test_nothing_is_allocated_on_a_device_that_is_not_used(tmp_path: Path)
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:" + ":".join(sys.path)},
+        env=child_environment,
     )
     assert (found.stdout, found.stderr) == ("0\n1\n", "")
 

@@ -90,7 +90,7 @@ def test_two_requests_have_one_key_only_if_they_are_equal(
 
 
 def test_the_key_is_the_same_in_another_process_hash_seed_and_directory(
-    tmp_path: Path,
+    tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
     """No path, time or environment enters it."""
     program = (
@@ -102,13 +102,12 @@ def test_the_key_is_the_same_in_another_process_hash_seed_and_directory(
         "c = Specialization(p['symbol'], p['defines'], p['options'])\n"
         "print(artifact_key(p['identity'], p['target'], s, c))\n"
     )
-    root = str(Path(__file__).parents[1])
 
     def key(seed: str) -> str:
         return subprocess.run(
             [sys.executable, "-c", program],
             input=json.dumps(BASE),
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": root, "HOME": "/"},
+            env=child_environment | {"PYTHONHASHSEED": seed, "HOME": "/"},
             cwd=tmp_path,
             text=True,
             check=True,

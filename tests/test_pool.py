@@ -234,7 +234,7 @@ async def test_a_server_without_a_main_guard_or_standard_input_works(
         sys.executable,
         "-Werror",
         str(script),
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env=child_environment,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import socket
 import sys
@@ -19,11 +18,11 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-async def run(*command: str) -> str:
+async def run(environment: dict[str, str], *command: str) -> str:
     """Run a program with warnings as errors; its output, nothing on standard error."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-Werror", *command),
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=environment,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -32,10 +31,10 @@ async def run(*command: str) -> str:
     return out.decode()
 
 
-async def test_the_readmes_program_runs() -> None:
+async def test_the_readmes_program_runs(child_environment: dict[str, str]) -> None:
     """And prints what it says."""
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    out = await run("-c", program)
+    out = await run(child_environment, "-c", program)
 
     assert "scale<float> None" in out
     assert "[ 0.  3.  6.  9. 12. 15. 18. 21.]" in out
@@ -51,9 +50,11 @@ def test_the_readme_names_files_that_exist() -> None:
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
-async def test_the_quickstart_runs_cold_and_warm() -> None:
+async def test_the_quickstart_runs_cold_and_warm(
+    child_environment: dict[str, str],
+) -> None:
     """Every kernel is right, compiled at first and then read from disk."""
-    out = await run(str(ROOT / "examples" / "quickstart.py"), "cpu")
+    out = await run(child_environment, str(ROOT / "examples" / "quickstart.py"), "cpu")
 
     assert out.count("every result agrees with NumPy (12 kernels)") == 2
     assert out.count(" compiled ") == 12
@@ -62,7 +63,9 @@ async def test_the_quickstart_runs_cold_and_warm() -> None:
 
 
 @contextlib.asynccontextmanager
-async def serve(cache_dir: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def serve(
+    cache_dir: Path, environment: dict[str, str]
+) -> AsyncIterator[httpx.AsyncClient]:
     """The example's server in a process of its own, on loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -70,7 +73,7 @@ async def serve(cache_dir: Path) -> AsyncIterator[httpx.AsyncClient]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-Werror", str(ROOT / "examples" / "server.py")),
         *("--port", str(port), "--device", "cpu", "--cache-dir", str(cache_dir)),
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=environment,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -79,7 +82,7 @@ async def serve(cache_dir: Path) -> AsyncIterator[httpx.AsyncClient]:
         verify=False,  # noqa: S501 - making a TLS context would hold the loop
     ) as client:
         async with asyncio.timeout(30):
-            while True:
+            while process.returncode is None:
                 with contextlib.suppress(httpx.ConnectError):
                     await client.get("/health")
                     break
@@ -92,9 +95,11 @@ async def serve(cache_dir: Path) -> AsyncIterator[httpx.AsyncClient]:
     assert err == b""
 
 
-async def test_the_server_answers_while_other_kernels_compile(cache_dir: Path) -> None:
+async def test_the_server_answers_while_other_kernels_compile(
+    cache_dir: Path, child_environment: dict[str, str]
+) -> None:
     """A request for a new row length compiles; every other one is answered meanwhile."""
-    async with serve(cache_dir) as client:
+    async with serve(cache_dir, child_environment) as client:
 
         async def ask(columns: int) -> None:
             rows = np.random.default_rng(columns).standard_normal((3, columns))
@@ -118,7 +123,9 @@ async def test_the_server_answers_while_other_kernels_compile(cache_dir: Path) -
 @pytest.mark.parametrize(
     "body", ["", "{}", '{"rows": 1}', '{"rows": [[]]}', '{"rows": ["x"]}']
 )
-async def test_the_server_refuses_what_it_cannot_answer(cache_dir: Path, body: str) -> None:
+async def test_the_server_refuses_what_it_cannot_answer(
+    cache_dir: Path, child_environment: dict[str, str], body: str
+) -> None:
     """With a 400, not a crash."""
-    async with serve(cache_dir) as client:
+    async with serve(cache_dir, child_environment) as client:
         assert (await client.post("/softmax", content=body)).status_code == 400
