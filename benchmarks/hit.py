@@ -1,7 +1,7 @@
 """What a memory hit costs, against an `async def` that returns a dictionary look-up.
 
-Excludes compiling and loading: every kernel is loaded before the clock starts. Times are
-the least of several rounds; the ratios, not the times, are what to compare between machines::
+Excludes compiling and loading: every kernel is loaded before the clock starts. Times
+are the least of several rounds; compare the ratios between machines, not the times::
 
     python benchmarks/hit.py [cpu | cuda:0] [--json]
 """
@@ -46,10 +46,13 @@ async def measure(device: str | None) -> list[tuple[str, float, float]]:
     """Each operation with its time and its ratio to the bare one."""
     source = Source(TEXT + "// " + "x" * 10_000)
     spec = Specialization("add<1>")
-    table = {(source, spec): object()}
+    pairs, keys = {(source, spec): object()}, {1: object()}
 
-    async def bare() -> object:
-        return table[(source, spec)]
+    async def by_pair() -> object:
+        return pairs[(source, spec)]
+
+    async def by_key() -> object:
+        return keys[1]
 
     def make(_: int) -> tuple[Source, Specialization]:
         return source, spec
@@ -58,28 +61,25 @@ async def measure(device: str | None) -> list[tuple[str, float, float]]:
         await kernels.get(source, spec)
         keyed = kernels.keyed()
         await keyed.get(1, make)
-        coroutine = await awaited(bare)
-        look_up = called(lambda: table[(source, spec)])
-        found = [
-            ("bare coroutine with a dict look-up", coroutine, coroutine),
-            (
-                "await kernels.get(source, spec)",
-                await awaited(lambda: kernels.get(source, spec)),
-                coroutine,
-            ),
-            (
-                "await keyed.get(key, make)",
-                await awaited(lambda: keyed.get(1, make)),
-                coroutine,
-            ),
-            ("bare dict look-up", look_up, look_up),
-            (
-                "kernels.loaded(source, spec)",
-                called(lambda: kernels.loaded(source, spec)),
-                look_up,
-            ),
-            ("keyed.loaded(key)", called(lambda: keyed.loaded(1)), look_up),
-        ]
+        pair, key = await awaited(by_pair), await awaited(by_key)
+        look_up, key_look_up = (
+            called(lambda: pairs[(source, spec)]),
+            called(lambda: keys[1]),
+        )
+        getting = await awaited(lambda: kernels.get(source, spec))
+        getting_keyed = await awaited(lambda: keyed.get(1, make))
+        loaded = called(lambda: kernels.loaded(source, spec))
+        loaded_keyed = called(lambda: keyed.loaded(1))
+    found = [
+        ("a coroutine: pairs[source, spec]", pair, pair),
+        ("await kernels.get(source, spec)", getting, pair),
+        ("a coroutine: keys[key]", key, key),
+        ("await keyed.get(key, make)", getting_keyed, key),
+        ("pairs[source, spec]", look_up, look_up),
+        ("kernels.loaded(source, spec)", loaded, look_up),
+        ("keys[key]", key_look_up, key_look_up),
+        ("keyed.loaded(key)", loaded_keyed, key_look_up),
+    ]
     return [(name, nanoseconds, nanoseconds / base) for name, nanoseconds, base in found]
 
 

@@ -217,7 +217,7 @@ async def test_closing_in_the_middle_of_a_compile_leaves_nothing() -> None:
 
 
 async def test_a_server_without_a_main_guard_or_standard_input_works(
-    tmp_path: Path,
+    tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
     """A worker never imports the server's `__main__`."""
     script = tmp_path / "script.py"
