@@ -187,6 +187,7 @@ class Cache:
             self._refuse()
             if self.loader is not None:
                 return
+            scope = Scope(self.compiler.scope)
             device = await self._open_device()
             if not device.accepts(self.compiler.target):
                 await to_thread.run_sync(device.close)
@@ -194,7 +195,6 @@ class Cache:
                     f"{device.name} is {device.target} and does not run "
                     f"{self.compiler.target}"
                 )
-            scope = Scope(self.compiler.scope)
             await scope.open()
             scope.start_soon(self._close_at_end, device)
             self._device, self._scope = device, scope

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakValueDictionary
 
+import anyio
 from anyio import to_thread
 
 from . import _digest, toolchains
@@ -76,7 +77,7 @@ class Compiler:
         self._root = None if chosen is None else Path(chosen).expanduser().absolute()
         self._timeout = timeout
         self._users = 0
-        self._entering = asyncio.Lock()
+        self._entering = anyio.Lock()
         self._running: _Running | None = None
 
     @classmethod
@@ -95,23 +96,12 @@ class Compiler:
         """
         opened = open_device(device)
         opened.close()
-        return cls.shared(opened.target, **settings)
-
-    @classmethod
-    def shared(cls, target: str, **settings: Any) -> Compiler:
-        """The one compiler of this event loop with these arguments."""
-        try:
-            loop = id(asyncio.get_running_loop())
-        except RuntimeError:
-            loop = 0
-        key = (cls, loop, target, *sorted(settings.items(), key=lambda item: item[0]))
-        found = _shared.get(key)
-        if found is None:
-            found = _shared[key] = cls(target, **settings)
-        return found
+        return shared_compiler(opened.target, **settings)
 
     async def __aenter__(self) -> Compiler:
         async with self._entering:
+            if self._running is not None and self._running.loop.is_closed():
+                self._running, self._users = None, 0
             if self._running is None:
                 self._running = await self._open()
             elif self._running.loop is not asyncio.get_running_loop():
@@ -217,8 +207,23 @@ class Compiler:
         state = "" if self._running else " closed"
         return f"<Compiler {self.target} workers={self.workers}{state}>"
 
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What makes two compilers equal: target, directory, workers and time-out."""
+        return (self.target, self._root, self.workers, self._timeout)
 
-_shared: WeakValueDictionary[tuple[Any, ...], Compiler] = WeakValueDictionary()
+
+_shared: WeakValueDictionary[tuple[object, ...], Compiler] = WeakValueDictionary()
+
+
+def shared_compiler(target: str, **settings: Any) -> Compiler:
+    """The one compiler of the running event loop with these arguments of `Compiler`."""
+    compiler = Compiler(target, **settings)
+    try:
+        loop = id(asyncio.get_running_loop())
+    except RuntimeError:
+        loop = 0
+    return _shared.setdefault((loop, *compiler.settings), compiler)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 from anyio import to_thread
 
 from ._cache import Cache
-from ._compiler import Compiler
+from ._compiler import Compiler, shared_compiler
 from ._keyed import KeyedKernels
 from ._pending import Pending
 from ._report import Reporter
@@ -79,7 +79,7 @@ class Kernels:
             ToolchainError: No compiler for the target was found.
         """
         opened = await to_thread.run_sync(open_device, device)
-        compiler = Compiler.shared(
+        compiler = shared_compiler(
             target or opened.target,
             cache_dir=cache_dir,
             workers=workers,

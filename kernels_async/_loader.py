@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ._artifact import Artifact
-from ._errors import ClosedError
+from ._errors import ClosedError, LoadError
 from ._outcome import Outcome
 from ._scope import Scope
 from .devices import Device, Kernel
@@ -49,7 +51,7 @@ class Loader:
         try:
             while self._waiting:
                 artifacts, self._waiting = self._waiting, []
-                outcomes = await self._device.load(artifacts)
+                outcomes = await self._load(artifacts)
                 for artifact, outcome in zip(artifacts, outcomes, strict=True):
                     self._settle(_executable(artifact), outcome)
         finally:
@@ -58,6 +60,12 @@ class Loader:
                 load.fail(ClosedError("the cache closed while it loaded"))
             self._loads.clear()
 
+    async def _load(self, artifacts: list[Artifact]) -> Sequence[Kernel | Exception]:
+        try:
+            return await self._device.load(artifacts)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait get it
+            return [_failure(artifact, error) for artifact in artifacts]
+
     def _settle(self, executable: tuple[str, str], outcome: Kernel | Exception) -> None:
         load = self._loads.pop(executable)
         if isinstance(outcome, Kernel):
@@ -65,6 +73,12 @@ class Loader:
             load.succeed(outcome)
         else:
             load.fail(outcome)
+
+
+def _failure(artifact: Artifact, error: Exception) -> LoadError:
+    failure = LoadError(f"{artifact.symbol!r} could not be loaded: {error!r}")
+    failure.__cause__ = error
+    return failure
 
 
 def _executable(artifact: Artifact) -> tuple[str, str]:

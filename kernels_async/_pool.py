@@ -104,6 +104,7 @@ class CompilePool:
             worker = self._idle.pop()
             if worker.alive:
                 return worker
+            self._scope.start_soon(worker.kill)
         return None
 
     async def _start(self) -> _Worker:
@@ -185,11 +186,11 @@ class _Worker:
     async def kill(self) -> None:
         """End the process and whatever it started, and let go of its pipes."""
         with anyio.CancelScope(shield=True):
-            if not self.alive:
-                await self._stderr_ended.wait()
-            else:
+            if self.alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
+            with anyio.move_on_after(1):
+                await self._stderr_ended.wait()
             await self._process.aclose()
 
     def crashed(self, job: Job, how: str) -> WorkerCrashed:

@@ -412,7 +412,11 @@ async def test_equal_calls_share_one_compiler(warm_dir: Path) -> None:
     async with Kernels.open("cpu", cache_dir=warm_dir) as one:
         async with Kernels.open("cpu", cache_dir=warm_dir) as two:
             assert one.compiler is two.compiler
-            assert Compiler.for_device("cpu", cache_dir=warm_dir) is not one.compiler
+            assert Compiler.for_device("cpu", cache_dir=warm_dir) is one.compiler
+            assert (
+                Compiler.for_device("cpu", cache_dir=warm_dir, workers=9)
+                is not one.compiler
+            )
         assert run(await one.get(*add(1))) == 1
     first = Compiler.for_device("cpu", workers=1)
     assert Compiler.for_device("cpu", workers=1) is first

@@ -29,8 +29,7 @@ from ._base import Job, no_such_kernel
 
 _INSTALL = "pip install 'kernels_async[cuda13]' (or [cuda12]), or install a CUDA toolkit"
 _SEED = "kernels_async"
-_OLDEST = (12, 4)
-_CACHES_BY_ITSELF = (12, 9)
+_OLDEST = (12, 9)
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,10 @@ class CudaToolchain:
         if version < _OLDEST:
             raise ToolchainError(
                 f"NVRTC {version[0]}.{version[1]} at {library} is older than "
-                f"{_OLDEST[0]}.{_OLDEST[1]}: {_INSTALL}"
+                f"{_OLDEST[0]}.{_OLDEST[1]}, which does not give equal bytes for equal "
+                f"input: {_INSTALL}"
             )
-        include_dirs = _find_headers(library)
+        include_dirs = _find_headers(library, version)
         headers = ", ".join(_headers_identity(folder) for folder in include_dirs)
         identity = (
             f"nvrtc {version[0]}.{version[1]} {_library_digest(library)} "
@@ -122,7 +122,7 @@ class CudaToolchain:
             f"--gpu-architecture={job.target}",
             "--ptxas-options=-v",
             f"--frandom-seed={_SEED}",
-            *(["--no-cache"] if self.version >= _CACHES_BY_ITSELF else []),
+            "--no-cache",
             *(f"--define-macro={name}={text}" for name, text in defines),
             *job.specialization.options,
             *(f"--include-path={folder}" for folder in self.include_dirs),
@@ -248,20 +248,38 @@ def _version(library: str) -> tuple[int, int]:
     return major.value, minor.value
 
 
-def _find_headers(library: str) -> tuple[str, ...]:
-    """The toolkit's headers beside the library if there are any, else the nearest."""
+def _find_headers(library: str, version: tuple[int, int]) -> tuple[str, ...]:
+    """The toolkit's headers beside the library if there are any, else the nearest.
+
+    Headers of another CUDA than NVRTC's, or a CCCL of another toolkit, are not mixed in.
+    """
     from cuda import pathfinder
 
     beside = [parent / "include" for parent in Path(library).resolve().parents[:4]]
-    toolkit = next(
-        (str(folder) for folder in beside if (folder / "cuda_runtime.h").is_file()),
-        None,
-    ) or pathfinder.find_nvidia_header_directory("cudart")
+    elsewhere = pathfinder.find_nvidia_header_directory("cudart")
+    candidates = [*beside, *([Path(elsewhere)] if elsewhere else [])]
+    toolkit = next((c for c in candidates if _cuda_version(c) // 1000 == version[0]), None)
     if toolkit is None:
         return ()
-    cccl = Path(toolkit, "cccl")
-    found = str(cccl) if cccl.is_dir() else pathfinder.find_nvidia_header_directory("cccl")
-    return (toolkit,) if found in (None, toolkit) else (toolkit, found)
+    if (toolkit / "cccl").is_dir():
+        return (str(toolkit), str(toolkit / "cccl"))
+    found = pathfinder.find_nvidia_header_directory("cccl")
+    if found is None or _cuda_version(Path(found).parent) not in (
+        0,
+        _cuda_version(toolkit),
+    ):
+        return (str(toolkit),)
+    return tuple(dict.fromkeys((str(toolkit), found)))
+
+
+def _cuda_version(folder: Path) -> int:
+    """CUDA_VERSION of the `cuda.h` in a folder, such as 13000; 0 if there is none."""
+    try:
+        text = (folder / "cuda.h").read_text(errors="replace")
+    except OSError:
+        return 0
+    match = re.search(r"#define CUDA_VERSION (\d+)", text)
+    return int(match[1]) if match else 0
 
 
 @lru_cache
