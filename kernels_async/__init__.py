@@ -3,6 +3,7 @@
 from ._artifact import Artifact, Resources
 from ._compiler import Compiler
 from ._diagnostics import Diagnostic, Severity
+from ._digest import Difference
 from ._errors import (
     BuildError,
     ClosedError,
@@ -39,6 +40,7 @@ __all__ = [
     "DeviceError",
     "DeviceMismatchError",
     "Diagnostic",
+    "Difference",
     "Kernel",
     "Kernels",
     "KernelsError",

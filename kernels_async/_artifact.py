@@ -86,6 +86,7 @@ class Artifact:
         origin: `"compiled"` now, read from `"disk"`, or fetched from `"remote"`.
         compile_seconds: Wall time of the compile, whenever it was.
         output_digest: The digest of `bytes`.
+        entries: Everything that entered the key, by name; texts by their digest.
     """
 
     digest: str
@@ -100,6 +101,7 @@ class Artifact:
     origin: Origin
     compile_seconds: float
     output_digest: str = field(repr=False)
+    entries: Mapping[str, str] = field(repr=False)
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:

@@ -9,15 +9,15 @@ import anyio
 from anyio import to_thread
 
 from ._batch import Batch
-from ._compiler import Compiler, as_source, as_specialization
+from ._compiler import Compiler
 from ._errors import BuildError, ClosedError, DeviceMismatchError, WrongLoopError
 from ._loader import Loader
 from ._outcome import Outcome
 from ._pending import Pending
 from ._report import Reporting
 from ._scope import Scope
-from ._source import Source
-from ._specialization import Specialization
+from ._source import Source, as_source
+from ._specialization import Specialization, as_specialization
 from .devices import Device, Kernel, open_device
 
 

@@ -5,38 +5,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
-import tempfile
-import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import anyio
-from anyio import to_thread
 
-from . import _digest, toolchains
-from ._artifact import Artifact, Output
+from . import toolchains
+from ._artifact import Artifact
+from ._digest import Difference, artifact_key, differences, entries
 from ._errors import (
     ClosedError,
     SpecificationError,
-    ToolchainError,
     WrongLoopError,
 )
 from ._machine import default_workers
-from ._outcome import Outcome
-from ._pool import CompilePool
+from ._maker import Maker
 from ._scope import Scope
-from ._source import Source
-from ._specialization import Specialization
-from ._store import Store, default_cache_dir
+from ._source import Source, as_source
+from ._specialization import Specialization, as_specialization
+from ._store import default_cache_dir
 from .devices import open_device
-from .toolchains import Job, Toolchain
+from .toolchains import Job
 
 logger = logging.getLogger("kernels_async")
+
+
+class Request(Protocol):
+    """Something that was asked for, such as a `Pending`."""
+
+    @property
+    def source(self) -> Source: ...
+
+    @property
+    def specialization(self) -> Specialization: ...
+
+
+Explained = Artifact | Request | tuple[Source | str, Specialization | str]
 
 
 class Compiler:
@@ -78,7 +85,7 @@ class Compiler:
         self._timeout = timeout
         self._users = 0
         self._entering = anyio.Lock()
-        self._running: _Running | None = None
+        self._maker: Maker | None = None
 
     @classmethod
     def for_device(cls, device: Any = None, **settings: Any) -> Compiler:
@@ -100,11 +107,13 @@ class Compiler:
 
     async def __aenter__(self) -> Compiler:
         async with self._entering:
-            if self._running is not None and self._running.loop.is_closed():
-                self._running, self._users = None, 0
-            if self._running is None:
-                self._running = await self._open()
-            elif self._running.loop is not asyncio.get_running_loop():
+            if self._maker is not None and self._maker.loop.is_closed():
+                self._maker, self._users = None, 0
+            if self._maker is None:
+                self._maker = await Maker.open(
+                    self.target, self._root, self.workers, self._timeout
+                )
+            elif self._maker.loop is not asyncio.get_running_loop():
                 raise WrongLoopError(f"{self!r} is open in another event loop")
             self._users += 1
         return self
@@ -117,9 +126,9 @@ class Compiler:
     ) -> None:
         async with self._entering:
             self._users -= 1
-            if self._users == 0 and self._running is not None:
-                running, self._running = self._running, None
-                await running.aclose()
+            if self._users == 0 and self._maker is not None:
+                maker, self._maker = self._maker, None
+                await maker.aclose()
 
     @property
     def identity(self) -> str:
@@ -137,7 +146,7 @@ class Compiler:
             ClosedError: The compiler is not open.
             SpecificationError: The request cannot be right for this target.
         """
-        return self._key(as_source(source), as_specialization(specialization))
+        return artifact_key(self._entries(source, specialization))
 
     async def compile(
         self, source: Source | str, specialization: Specialization | str
@@ -150,9 +159,9 @@ class Compiler:
             KernelsError: As each error of the tree says.
         """
         source, specialization = as_source(source), as_specialization(specialization)
-        key = self._key(source, specialization)
+        named = self._entries(source, specialization)
         job = Job(source, specialization, self.target)
-        return await self._open_part().artifact(key, job).wait()
+        return await self._open_part().artifact(named, job).wait()
 
     async def compile_all(
         self, requests: Iterable[tuple[Source | str, Specialization | str]]
@@ -174,29 +183,41 @@ class Compiler:
         """Stop idle workers now, to free their memory; how many there were."""
         return await self._open_part().pool.trim()
 
-    def _key(self, source: Source, specialization: Specialization) -> str:
+    def explain(self, first: Explained, second: Explained) -> list[Difference]:
+        """What two requests differ in: why the second missed what the first hit.
+
+        Args:
+            first: An `Artifact`, as a reporter gets it, a `Pending`, or a pair of source
+                and specialization.
+            second: The same.
+
+        Returns:
+            The entries of the key that differ; nothing if the two are one artifact.
+        """
+        return differences(self._explained(first), self._explained(second))
+
+    def _explained(self, request: Explained) -> Mapping[str, str]:
+        if isinstance(request, Artifact):
+            return request.entries
+        if isinstance(request, tuple):
+            return self._entries(*request)
+        return self._entries(request.source, request.specialization)
+
+    def _entries(
+        self, source: Source | str, specialization: Specialization | str
+    ) -> dict[str, str]:
+        specialization = as_specialization(specialization)
         architecture = specialization.architecture
         if architecture not in (None, self.target):
             raise SpecificationError(
                 f"-arch={architecture} is not the compiler's target {self.target}"
             )
-        return _digest.artifact_key(self.identity, self.target, source, specialization)
+        return entries(self.identity, self.target, as_source(source), specialization)
 
-    def _open_part(self) -> _Running:
-        if self._running is None:
+    def _open_part(self) -> Maker:
+        if self._maker is None:
             raise ClosedError(f"{self!r} is not open: use it in 'async with'")
-        return self._running
-
-    async def _open(self) -> _Running:
-        toolchain = await to_thread.run_sync(toolchains.find, self.target)
-        folder = await to_thread.run_sync(_private_folder)
-        scope = Scope()
-        await scope.open()
-        pool = CompilePool(toolchain, self.workers, self._timeout, folder, scope)
-        fallback = Store(folder / "store", toolchain.filename)
-        store = None if self._root is None else Store(self._root, toolchain.filename)
-        loop = asyncio.get_running_loop()
-        return _Running(loop, toolchain, pool, store, fallback, folder, scope)
+        return self._maker
 
     @property
     def scope(self) -> Scope:
@@ -204,7 +225,7 @@ class Compiler:
         return self._open_part().scope
 
     def __repr__(self) -> str:
-        state = "" if self._running else " closed"
+        state = "" if self._maker else " closed"
         return f"<Compiler {self.target} workers={self.workers}{state}>"
 
     @property
@@ -224,96 +245,3 @@ def shared_compiler(target: str, **settings: Any) -> Compiler:
     except RuntimeError:
         loop = 0
     return _shared.setdefault((loop, *compiler.settings), compiler)
-
-
-@dataclass
-class _Running:
-    """The parts of an open compiler."""
-
-    loop: asyncio.AbstractEventLoop
-    toolchain: Toolchain
-    pool: CompilePool
-    store: Store | None
-    fallback: Store
-    folder: Path
-    scope: Scope
-
-    def __post_init__(self) -> None:
-        self._flights: dict[str, Outcome[Artifact]] = {}
-        self._writable = self.store is not None
-        self._telling = threading.Lock()
-        if self.store is None:
-            logger.warning("there is no home directory: artifacts are not kept")
-
-    def artifact(self, key: str, job: Job) -> Outcome[Artifact]:
-        """The flight that makes the artifact, started if there is none."""
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = Outcome()
-            self.scope.start_soon(self._fly, key, job, flight)
-            self._flights[key] = flight
-        return flight
-
-    async def _fly(self, key: str, job: Job, flight: Outcome[Artifact]) -> None:
-        try:
-            flight.succeed(await self._make(key, job))
-        except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
-            flight.fail(error)
-        finally:
-            del self._flights[key]
-            flight.fail(ClosedError("the compiler closed while it compiled"))
-
-    async def _make(self, key: str, job: Job) -> Artifact:
-        artifact = await to_thread.run_sync(self._read, key)
-        if artifact is None:
-            output = await self.pool.compile(job)
-            artifact = await to_thread.run_sync(self._publish, key, job, output)
-        return artifact
-
-    def _read(self, key: str) -> Artifact | None:
-        found = None if self.store is None else self.store.read(key)
-        return found or self.fallback.read(key)
-
-    def _publish(self, key: str, job: Job, output: Output) -> Artifact:
-        """Keep the output; where the cache cannot, for as long as the compiler lives."""
-        entry = (key, job.specialization.symbol, job.target, self.toolchain.identity)
-        if self.store is not None and self._writable:
-            try:
-                return self.store.publish(*entry, output)
-            except (OSError, ValueError) as error:
-                self._give_up_keeping(self.store, error)
-        return self.fallback.publish(*entry, output)
-
-    def _give_up_keeping(self, store: Store, error: Exception) -> None:
-        with self._telling:
-            told, self._writable = not self._writable, False
-        if not told:
-            logger.warning("artifacts are not kept in %s: %s", store.root, error)
-
-    async def aclose(self) -> None:
-        await self.scope.aclose()
-        await self.pool.trim()
-        await to_thread.run_sync(_remove_folder, self.folder)
-
-
-def as_source(source: Source | str) -> Source:
-    """`source`, or a `Source` of that text."""
-    return source if isinstance(source, Source) else Source(source)
-
-
-def as_specialization(specialization: Specialization | str) -> Specialization:
-    """`specialization`, or one of that symbol alone."""
-    if isinstance(specialization, Specialization):
-        return specialization
-    return Specialization(specialization)
-
-
-def _private_folder() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="kernels_async-"))
-    except OSError as error:
-        raise ToolchainError(f"there is no temporary directory: {error}") from error
-
-
-def _remove_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

@@ -7,7 +7,9 @@ same key for the same request. The algorithm is that of the BLAKE3 specification
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
 
 from blake3 import blake3
 
@@ -22,39 +24,70 @@ def digest(data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
-def artifact_key(
+def entries(
     identity: str, target: str, source: Source, specialization: Specialization
-) -> str:
-    """The digest that names what `specialization` of `source` compiles to.
+) -> dict[str, str]:
+    """Everything that enters the key, by name; texts by their digest.
 
     Args:
         identity: The toolchain's identity.
         target: The target, such as `sm_90`.
-        source: The source; its text, its headers and its name enter the key.
-        specialization: Symbol, defines and options enter the key.
+        source: The source; its text, its headers and its name are entries.
+        specialization: Symbol, defines and options are entries.
+    """
+    headers = {f"header {name}": text for name, text in source.headers.items()}
+    texts = {"source text": source.text, **headers}
+    return {
+        "schema": SCHEMA,
+        "toolchain": identity,
+        "target": target,
+        "source name": source.name,
+        **{name: f"blake3 {digest(text.encode())}" for name, text in texts.items()},
+        "symbol": specialization.symbol,
+        **{f"define {name}": str(text) for name, text in specialization.defines.items()},
+        "options": " ".join(specialization.options),
+    }
+
+
+def artifact_key(named: Mapping[str, str]) -> str:
+    """The digest that names what a request compiles to, of its `entries`.
+
+    Each name and each value is preceded by its length, so that nothing can be shifted
+    from one into another.
     """
     hasher = blake3()
-    for label, value in _fields(identity, target, source, specialization):
-        for part in (label.encode(), value.encode()):
-            hasher.update(len(part).to_bytes(8, "little"))
-            hasher.update(part)
+    for text in chain.from_iterable(named.items()):
+        data = text.encode()
+        hasher.update(len(data).to_bytes(8, "little"))
+        hasher.update(data)
     return hasher.hexdigest()
 
 
-def _fields(
-    identity: str, target: str, source: Source, specialization: Specialization
-) -> Iterator[tuple[str, str]]:
-    yield "schema", SCHEMA
-    yield "toolchain", identity
-    yield "target", target
-    yield "source name", source.name
-    yield "source text", source.text
-    for name, text in source.headers.items():
-        yield "header name", name
-        yield "header text", text
-    yield "symbol", specialization.symbol
-    for name, value in specialization.defines.items():
-        yield "define name", name
-        yield "define value", str(value)
-    for option in specialization.options:
-        yield "option", option
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One entry of the key in which two requests differ.
+
+    Attributes:
+        entry: What differs, such as `header tile.h`, `define N`, `options`, `toolchain`.
+        first: Its value in the first request, a digest for a text, or `None` if absent.
+        second: The same of the second.
+    """
+
+    entry: str
+    first: str | None
+    second: str | None
+
+    def __str__(self) -> str:
+        first, second = (
+            "(absent)" if value is None else value for value in (self.first, self.second)
+        )
+        return f"{self.entry}: {first} -> {second}"
+
+
+def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[Difference]:
+    """The entries in which two requests differ, in their order."""
+    return [
+        Difference(name, first.get(name), second.get(name))
+        for name in {**first, **second}
+        if first.get(name) != second.get(name)
+    ]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 
-from ._errors import SpecificationError
+from anyio import to_thread
 
-_NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*")
+from ._errors import SpecificationError
+from ._includes import Include, is_header_name, relative, rename
+from ._reader import read_source
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -19,12 +23,15 @@ class Source:
 
     It exists so that nothing outside it and the toolchain changes what a compile
     gives: `#include "tile.h"` finds `headers["tile.h"]`, then the toolkit's own
-    headers, and never a file of the host's. It does not promise that the text compiles.
+    headers, and never a file of the host's. `Source.load` makes one of files. It does
+    not promise that the text compiles.
 
     Args:
         text: The source. A leading byte-order mark is dropped; a NUL character is
             refused, since NVRTC would silently stop at it.
-        headers: Header text by the name that an `#include` gives it.
+        headers: Header text by the name that an `#include` gives it. In the header
+            `detail/a.h`, `#include "b.h"` means `detail/b.h` if there is one: it is
+            written out so here, as NVRTC knows no folders.
         name: What diagnostics and debug information call the source; a bare file name.
 
     Raises:
@@ -45,15 +52,46 @@ class Source:
             _header_name(name): _checked(f"header {name!r}", header)
             for name, header in sorted(self.headers.items())
         }
+        for name, header in headers.items():
+            headers[name] = _written_out(name, header, headers)
         if not isinstance(self.name, str):
             raise TypeError(f"a source's name is a string, not {self.name!r}")
-        if "/" in self.name or not _is_name(self.name):
+        if "/" in self.name or not is_header_name(self.name):
             raise SpecificationError(
                 f"a source's name is a bare file name such as 'reduce.cu', "
                 f"not {self.name!r}"
             )
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "headers", MappingProxyType(headers))
+
+    @classmethod
+    async def load(
+        cls,
+        path: str | os.PathLike[str],
+        include_dirs: Sequence[str | os.PathLike[str]] = (),
+    ) -> Source:
+        """Read a file and, again and again, every header of the user's it includes.
+
+        From then on the source is content: an edited header is another source. A
+        quoted header is looked for beside the file that includes it, then in
+        `include_dirs` in their order; an angled one only there. One file is one header,
+        by whichever name it is included; two files of one name are two. Names that are
+        found nowhere are left to the toolkit if they are angled or look like its own.
+        Conditions are not evaluated: a header under one is taken if it is there.
+
+        Args:
+            path: The source file; its name becomes the source's.
+            include_dirs: Folders of headers.
+
+        Raises:
+            SpecificationError: A quoted header that stands under no condition is found
+                nowhere, or a name is a macro that is not plainly defined as a header's
+                name; the text names the including file and its line.
+            OSError: A file cannot be read.
+        """
+        folders = [Path(folder) for folder in include_dirs]
+        text, headers = await to_thread.run_sync(read_source, Path(path), folders)
+        return cls(text, headers, re.sub(r"[^\w.+-]", "_", Path(path).name))
 
     @cached_property
     def _values(self) -> tuple[object, ...]:
@@ -81,6 +119,23 @@ class Source:
         return f"<Source {self.name} {len(self.text)} characters{more}>"
 
 
+def as_source(source: Source | str) -> Source:
+    """`source`, or a `Source` of that text."""
+    return source if isinstance(source, Source) else Source(source)
+
+
+def _written_out(name: str, text: str, headers: Mapping[str, str]) -> str:
+    """A header's text, the headers that it includes from beside itself by full name."""
+    if "/" not in name:
+        return text
+
+    def choose(include: Include) -> str | None:
+        beside = relative(name, include.name)
+        return beside if include.quoted and beside in headers else None
+
+    return rename(text, choose)
+
+
 def _checked(what: str, text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"{what} is a string, not {type(text).__name__}")
@@ -93,14 +148,10 @@ def _checked(what: str, text: str) -> str:
     return text.removeprefix("\ufeff")
 
 
-def _is_name(name: str) -> bool:
-    return bool(_NAME.fullmatch(name))
-
-
 def _header_name(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"a header's name is a string, not {name!r}")
-    if not _is_name(name):
+    if not is_header_name(name):
         raise SpecificationError(
             f"a header's name is what its #include says, such as 'tile.h' or "
             f"'detail/tile.h', not {name!r}"

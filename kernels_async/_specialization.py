@@ -99,6 +99,13 @@ class Specialization:
         return f"<Specialization {self.symbol}{macros}{options}>"
 
 
+def as_specialization(specialization: Specialization | str) -> Specialization:
+    """`specialization`, or one of that symbol alone."""
+    if isinstance(specialization, Specialization):
+        return specialization
+    return Specialization(specialization)
+
+
 def _macro_text(name: str, value: object) -> str:
     match value:
         case str():

@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,8 @@ class Store:
             logger.warning("artifact %s is not used: %s", entry, error)
             return None
 
-    def publish(
-        self, key: str, symbol: str, target: str, identity: str, output: Output
-    ) -> Artifact:
-        """Keep `output` under `key`, and return it as it lies on disk.
+    def publish(self, key: str, entries: Mapping[str, str], output: Output) -> Artifact:
+        """Keep `output` under `key`, the key of `entries`; return it as it lies on disk.
 
         The entry appears whole, by one rename. If another process was faster, its
         entry is returned; a damaged one is moved away and replaced.
@@ -81,9 +80,7 @@ class Store:
         """
         record = {
             "key": key,
-            "symbol": symbol,
-            "target": target,
-            "toolchain": identity,
+            "entries": dict(entries),
             "entry": output.entry,
             "output": digest(output.data),
             "diagnostics": [d.to_record() for d in output.diagnostics],
@@ -147,20 +144,21 @@ class Store:
 
 def _artifact(record: dict[str, Any], data: bytes, path: Path, origin: Origin) -> Artifact:
     try:
-        resources = record["resources"]
+        entries, resources = record["entries"], record["resources"]
         return Artifact(
             digest=record["key"],
             bytes=data,
             path=path,
-            symbol=record["symbol"],
+            symbol=entries["symbol"],
             entry=record["entry"],
-            target=record["target"],
-            compiler_identity=record["toolchain"],
+            target=entries["target"],
+            compiler_identity=entries["toolchain"],
             diagnostics=tuple(map(Diagnostic.from_record, record["diagnostics"])),
             resources=None if resources is None else Resources.from_record(resources),
             origin=origin,
             compile_seconds=record["compile_seconds"],
             output_digest=record["output"],
+            entries=entries,
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its record is incomplete: {error}") from error

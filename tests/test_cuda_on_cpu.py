@@ -52,6 +52,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: CpuDevice) ->
             origin="compiled",
             compile_seconds=output.compile_seconds,
             output_digest=digest(output.data),
+            entries={},
         )
         return CpuKernel(device, artifact)
 

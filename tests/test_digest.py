@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_async import Source, Specialization
-from kernels_async._digest import artifact_key
+from kernels_async._digest import artifact_key, entries
 
 BASE: dict[str, Any] = {
     "identity": "nvrtc 13.5",
@@ -32,7 +32,7 @@ def make_key(**overrides: Any) -> str:
     parts = BASE | overrides
     source = Source(parts["text"], parts["headers"], parts["name"])
     spec = Specialization(parts["symbol"], parts["defines"], parts["options"])
-    return artifact_key(parts["identity"], parts["target"], source, spec)
+    return artifact_key(entries(parts["identity"], parts["target"], source, spec))
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_the_key_is_the_same_in_another_process_hash_seed_and_directory(
     program = (
         "import json, sys\n"
         "from kernels_async import Source, Specialization\n"
-        "from kernels_async._digest import artifact_key\n"
+        "from kernels_async._digest import artifact_key, entries\n"
         "p = json.load(sys.stdin)\n"
         "s = Source(p['text'], p['headers'], p['name'])\n"
         "c = Specialization(p['symbol'], p['defines'], p['options'])\n"
-        "print(artifact_key(p['identity'], p['target'], s, c))\n"
+        "print(artifact_key(entries(p['identity'], p['target'], s, c)))\n"
     )
 
     def key(seed: str) -> str:

@@ -11,10 +11,19 @@ import kernels_async
 
 PACKAGE = Path(kernels_async.__file__).parent
 ROWS = [
-    {"_errors", "_specialization", "_source", "_options", "_outcome", "_machine"},
+    {
+        "_errors",
+        "_specialization",
+        "_source",
+        "_options",
+        "_includes",
+        "_reader",
+        "_outcome",
+        "_machine",
+    },
     {"_digest", "_artifact", "_diagnostics"},
     {"_store", "_report", "_scope", "toolchains", "devices"},
-    {"_frames", "_worker", "_pool", "_compiler"},
+    {"_frames", "_worker", "_pool", "_maker", "_compiler"},
     {"_pending", "_batch", "_loader", "_cache", "_keyed", "_kernels"},
     {"__init__"},
 ]

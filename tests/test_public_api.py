@@ -8,7 +8,15 @@ import kernels_async
 
 NAMES = {
     *("Kernels", "Pending", "KeyedKernels", "Kernel", "Specialization", "Source"),
-    *("Compiler", "Artifact", "Resources", "Diagnostic", "Severity", "Reporter"),
+    *(
+        "Compiler",
+        "Artifact",
+        "Resources",
+        "Diagnostic",
+        "Difference",
+        "Severity",
+        "Reporter",
+    ),
     *("KernelsError", "SpecificationError", "ToolchainError", "DeviceError"),
     *("DeviceMismatchError", "CompileError", "SymbolNotFoundError", "CompileTimeout"),
     *("WorkerCrashed", "ReporterError", "LoadError", "LaunchError", "ReentryError"),

@@ -18,6 +18,7 @@ from kernels_async._store import RECORD, Store, default_cache_dir
 
 KEY = "ab" + "c" * 62
 OTHER = "ab" + "d" * 62
+ENTRIES = {"symbol": "k<int>", "target": "sm_90", "toolchain": "nvrtc 13.5"}
 OUTPUT = Output(
     data=b"\x7fELF cubin",
     entry="_Z1kv",
@@ -35,7 +36,7 @@ def store(tmp_path: Path) -> Store:
 
 def publish(store: Store, key: str = KEY, output: Output = OUTPUT) -> Artifact:
     """Publish one artifact."""
-    return store.publish(key, "k<int>", "sm_90", "nvrtc 13.5", output)
+    return store.publish(key, ENTRIES, output)
 
 
 def test_what_was_published_is_read_back_whole(store: Store) -> None:
@@ -50,7 +51,7 @@ def test_what_was_published_is_read_back_whole(store: Store) -> None:
     assert (read.digest, read.symbol, read.entry) == (KEY, "k<int>", "_Z1kv")
     assert (read.target, read.compiler_identity) == ("sm_90", "nvrtc 13.5")
     assert (read.diagnostics, read.resources) == (OUTPUT.diagnostics, OUTPUT.resources)
-    assert read.compile_seconds == 0.25
+    assert (read.compile_seconds, read.entries) == (0.25, ENTRIES)
 
 
 def test_a_key_that_was_never_published_is_a_miss(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from .._artifact import Output
+from .._includes import without_comments
 from .._source import Source
 from .._specialization import Specialization
 
@@ -68,10 +69,9 @@ class Toolchain(Protocol):
         """
 
 
-_COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _KERNEL = re.compile(
     r"(?:template\s*<(?P<parameters>[^{};]*?)>\s*)?"
-    r"(?:(?:static|inline|extern|__forceinline__|__noinline__)\s+|\"\"\s*)*"
+    r"(?:(?:static|inline|extern|__forceinline__|__noinline__)\s+|\"C\"\s*)*"
     r"__global__\s+"
     r"(?:__\w+__\s*\((?:[^()]|\([^()]*\))*\)\s*|\w+\s+)*?"
     r"(?P<name>\w+)\s*\("
@@ -83,11 +83,8 @@ def kernels_in(source: Source) -> list[str]:
 
     It reads text, not C++: kernels made by macros or in headers are not seen.
     """
-    text = _COMMENT_OR_TEXT.sub(
-        lambda match: '""' if match[0].startswith('"') else " ", source.text
-    )
     found = []
-    for match in _KERNEL.finditer(text):
+    for match in _KERNEL.finditer(without_comments(source.text)):
         parameters = match["parameters"]
         name = match["name"]
         found.append(name if parameters is None else f"{name}<{_names(parameters)}>")
