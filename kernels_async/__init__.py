@@ -1,6 +1,6 @@
 """An asyncio cache of loaded GPU kernels, keyed by the artifact they compile to."""
 
-from ._artifact import Artifact, Resources
+from ._artifact import Artifact
 from ._compiler import Compiler
 from ._diagnostics import Diagnostic, Severity
 from ._digest import Difference
@@ -17,6 +17,7 @@ from ._errors import (
     ReentryError,
     ReporterError,
     SpecificationError,
+    SpillError,
     SymbolNotFoundError,
     ToolchainError,
     WorkerCrashed,
@@ -26,6 +27,8 @@ from ._kernels import Kernels
 from ._keyed import KeyedKernels
 from ._pending import Pending
 from ._report import Reporter
+from ._reporters import LoggingReporter, Reporters, SpillPolicy
+from ._resources import Resources
 from ._source import Source
 from ._specialization import Specialization
 from .devices import Kernel
@@ -47,15 +50,19 @@ __all__ = [
     "KeyedKernels",
     "LaunchError",
     "LoadError",
+    "LoggingReporter",
     "Pending",
     "ReentryError",
     "Reporter",
     "ReporterError",
+    "Reporters",
     "Resources",
     "Severity",
     "Source",
     "Specialization",
     "SpecificationError",
+    "SpillError",
+    "SpillPolicy",
     "SymbolNotFoundError",
     "ToolchainError",
     "WorkerCrashed",

@@ -5,46 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ._diagnostics import Diagnostic, Severity
+from ._occupancy import blocks_at_once, most_threads, multiprocessor
+from ._resources import Resources
 
 Origin = Literal["compiled", "disk", "remote"]
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one kernel needs of a multiprocessor, as ptxas tells it, before any load.
-
-    Attributes:
-        registers: Registers of each thread.
-        spill_stores: Bytes of registers stored to local memory, each thread.
-        spill_loads: Bytes loaded back, each thread.
-        stack: Bytes of stack frame of each thread.
-        shared: Bytes of static shared memory of each block.
-        constant: Bytes of `__constant__` variables, as the cubin has them.
-        barriers: Barriers of each block.
-    """
-
-    registers: int
-    spill_stores: int
-    spill_loads: int
-    stack: int
-    shared: int
-    constant: int
-    barriers: int
-
-    def to_record(self) -> dict[str, int]:
-        """The JSON form, read by `from_record`."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Resources:
-        """Rebuild one from its JSON form; anything else raises `ValueError`."""
-        values = {name: record.get(name) for name in cls.__slots__}
-        if len(record) != len(values) or any(type(v) is not int for v in values.values()):
-            raise ValueError(f"not resources: {sorted(record)}")
-        return cls(**values)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +69,28 @@ class Artifact:
     compile_seconds: float
     output_digest: str = field(repr=False)
     entries: Mapping[str, str] = field(repr=False)
+
+    @property
+    def max_threads_per_block(self) -> int | None:
+        """The most threads that a block can have, for its registers; `None` on the CPU."""
+        return None if self.resources is None else most_threads(self.resources)
+
+    def occupancy(self, threads: int, dynamic_shared: int = 0) -> int | None:
+        """How many blocks one multiprocessor of the target runs at once.
+
+        It is computed from the resources, without a GPU, and is what the driver answers.
+
+        Args:
+            threads: Threads of a block.
+            dynamic_shared: Dynamic shared memory of a block, in bytes.
+
+        Returns:
+            Blocks; 0 if not even one fits; `None` if the target's limits are not known.
+        """
+        limits = multiprocessor(self.target)
+        if self.resources is None or limits is None:
+            return None
+        return blocks_at_once(self.resources, limits, threads, dynamic_shared)
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:

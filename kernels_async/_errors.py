@@ -12,6 +12,7 @@
     ├── CompileTimeout          the compile ran past its limit (also a TimeoutError)
     ├── WorkerCrashed           the worker process died while it compiled
     ├── ReporterError           the reporter raised
+    ├── SpillError              a `SpillPolicy` refused the kernel
     ├── LoadError               the device refused the artifact
     ├── LaunchError             a kernel of the cpu device ended in an error
     ├── ReentryError            a reporter called back into its own cache
@@ -123,6 +124,10 @@ class ReporterError(KernelsError):
     Only the kernel that was reported fails to load. A reporter that raises a
     `KernelsError` of its own refuses the kernel with that error instead.
     """
+
+
+class SpillError(KernelsError):
+    """The kernel spills more registers than a `SpillPolicy` allows; it is not loaded."""
 
 
 class LoadError(KernelsError):

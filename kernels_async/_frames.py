@@ -11,9 +11,10 @@ import json
 import struct
 from typing import Any
 
-from ._artifact import Output, Resources
+from ._artifact import Output
 from ._diagnostics import Diagnostic
 from ._errors import CompileError, KernelsError, SymbolNotFoundError, ToolchainError
+from ._resources import Resources
 
 HEADER = struct.Struct("!QQ")
 SIZE_LIMIT = 1 << 30

@@ -51,7 +51,7 @@ class Reporting:
             call = _Call(self)
             token = _calls.set((*_calls.get(), call))
             try:
-                await _invoke(self.reporter, artifact)
+                await invoke(self.reporter, artifact)
             except KernelsError:
                 raise
             except BaseException as error:
@@ -83,7 +83,8 @@ def _cancelled(error: BaseException) -> bool:
     )
 
 
-async def _invoke(reporter: Reporter, artifact: Artifact) -> None:
+async def invoke(reporter: Reporter, artifact: Artifact) -> None:
+    """Call a reporter: in a thread, or on the loop if it is `async`."""
     result: object
     if inspect.iscoroutinefunction(reporter):
         result = reporter(artifact)

@@ -25,9 +25,10 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from ._artifact import Artifact, Origin, Output, Resources
+from ._artifact import Artifact, Origin, Output
 from ._diagnostics import Diagnostic
 from ._digest import digest
+from ._resources import Resources
 
 LAYOUT = "v1"
 RECORD = "artifact.json"

@@ -17,10 +17,11 @@ NAMES = {
         "Severity",
         "Reporter",
     ),
+    *("LoggingReporter", "Reporters", "SpillPolicy"),
     *("KernelsError", "SpecificationError", "ToolchainError", "DeviceError"),
     *("DeviceMismatchError", "CompileError", "SymbolNotFoundError", "CompileTimeout"),
     *("WorkerCrashed", "ReporterError", "LoadError", "LaunchError", "ReentryError"),
-    *("WrongLoopError", "ClosedError", "BuildError"),
+    *("WrongLoopError", "ClosedError", "BuildError", "SpillError"),
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .._artifact import Resources
 from .._diagnostics import Diagnostic, Severity, printable
+from .._resources import Resources
 
 NAME_MAP = "__nv_name_map"
 

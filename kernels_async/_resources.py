@@ -1,0 +1,47 @@
+"""What one kernel needs of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one kernel needs of a multiprocessor, as ptxas tells it, before any load.
+
+    Attributes:
+        registers: Registers of each thread.
+        spill_stores: Bytes of registers stored to local memory, each thread.
+        spill_loads: Bytes loaded back, each thread.
+        stack: Bytes of stack frame of each thread.
+        shared: Bytes of static shared memory of each block.
+        constant: Bytes of `__constant__` variables, as the cubin has them.
+        barriers: Barriers of each block.
+    """
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+    shared: int
+    constant: int
+    barriers: int
+
+    @property
+    def spills(self) -> int:
+        """Bytes of registers that each thread stores to local memory and loads back."""
+        return self.spill_stores + self.spill_loads
+
+    def to_record(self) -> dict[str, int]:
+        """The JSON form, read by `from_record`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Resources:
+        """Rebuild one from its JSON form; anything else raises `ValueError`."""
+        values = {name: record.get(name) for name in cls.__slots__}
+        if len(record) != len(values) or any(type(v) is not int for v in values.values()):
+            raise ValueError(f"not resources: {sorted(record)}")
+        return cls(**values)  # type: ignore[arg-type]
