@@ -86,8 +86,8 @@ async def softmax(request: Request) -> Response:
         rows = np.asarray((await request.json())["rows"], np.float32)
     except (KeyError, TypeError, ValueError):
         return JSONResponse({"error": 'send {"rows": [[...], ...]}'}, 400)
-    if rows.ndim != 2 or not rows.size or rows.shape[1] > LONGEST:
-        return JSONResponse({"error": f"send rows of 1 to {LONGEST} numbers"}, 400)
+    if rows.ndim != 2 or not 1 <= rows.shape[1] <= LONGEST or not np.isfinite(rows).all():
+        return JSONResponse({"error": f"send rows of 1 to {LONGEST} finite numbers"}, 400)
     try:
         kernel = await request.app.state.by_columns.get(rows.shape[1], specialize)
     except KernelsError as error:
@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--cache-dir")
     options = parser.parse_args()
     app = make_app(options.device, options.cache_dir)
+    print(f"serving http://127.0.0.1:{options.port}, until interrupted", flush=True)
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
 
 

@@ -74,6 +74,8 @@ class Compiler:
         workers: int | None = None,
         timeout: float = 300.0,
     ) -> None:
+        if not isinstance(workers, int | None):
+            raise TypeError(f"workers is a number, not {workers!r}")
         if workers is not None and workers < 1:
             raise SpecificationError(f"workers is at least 1, not {workers}")
         if not timeout > 0:

@@ -50,6 +50,11 @@ def is_header_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name))
 
 
+def is_header_literal(text: str) -> bool:
+    """Whether `text` is a header's name in quotes or angles."""
+    return bool(re.fullmatch(r'"[^"\n]+"|<[^>\n]+>', text))
+
+
 def without_comments(text: str) -> str:
     """`text` with comments blanked, every other character where it was."""
 
@@ -90,7 +95,7 @@ def plain_defines(text: str) -> dict[str, str]:
     found = {}
     for match in _directives(without_comments(text)):
         name, _, value = match[2].strip().partition(" ")
-        if match[1] == "define" and re.fullmatch(r'"[^"]+"|<[^>]+>', value.strip()):
+        if match[1] == "define" and is_header_literal(value.strip()):
             found[name] = value.strip()
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any
 
@@ -49,8 +49,7 @@ class Kernels:
         self._by_pair = cache.batch.by_pair
 
     @classmethod
-    @asynccontextmanager
-    async def open(
+    def open(
         cls,
         device: Any = None,
         *,
@@ -58,7 +57,7 @@ class Kernels:
         cache_dir: str | os.PathLike[str] | None = None,
         workers: int | None = None,
         timeout: float = 300.0,
-    ) -> AsyncIterator[Kernels]:
+    ) -> Opening:
         """Open a device, a compiler for it and its pool; `async with` gives the cache.
 
         It may be entered in one task and left in another. On exit no task, process,
@@ -78,15 +77,20 @@ class Kernels:
             DeviceMismatchError: The device does not run the target.
             ToolchainError: No compiler for the target was found.
         """
-        opened = await to_thread.run_sync(open_device, device)
-        compiler = shared_compiler(
-            target or opened.target,
-            cache_dir=cache_dir,
-            workers=workers,
-            timeout=timeout,
-        )
-        async with compiler, cls(compiler, opened) as kernels:
-            yield kernels
+
+        @asynccontextmanager
+        async def opening() -> AsyncIterator[Kernels]:
+            opened = await to_thread.run_sync(open_device, device)
+            compiler = shared_compiler(
+                target or opened.target,
+                cache_dir=cache_dir,
+                workers=workers,
+                timeout=timeout,
+            )
+            async with compiler, cls(compiler, opened) as kernels:
+                yield kernels
+
+        return Opening(opening())
 
     async def __aenter__(self) -> Kernels:
         await self._cache.open()
@@ -132,6 +136,8 @@ class Kernels:
         Returns:
             This cache.
         """
+        if report is not None and not callable(report):
+            raise TypeError(f"a reporter is a function of an artifact, not {report!r}")
         self._cache.reporting.reporter = report
         return self
 
@@ -223,3 +229,27 @@ class Kernels:
 
     def __repr__(self) -> str:
         return repr(self._cache)
+
+
+class Opening(AbstractAsyncContextManager[Kernels]):
+    """What `Kernels.open` returns: `async with` it; nothing has been opened before."""
+
+    def __init__(self, manager: AbstractAsyncContextManager[Kernels]) -> None:
+        self._manager = manager
+
+    async def __aenter__(self) -> Kernels:
+        return await self._manager.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return await self._manager.__aexit__(kind, error, traceback)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"Kernels.open() has no {name!r} yet: use it as "
+            "'async with Kernels.open(...) as kernels:'"
+        )

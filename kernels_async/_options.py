@@ -9,8 +9,9 @@ refused with the way to do it instead. Order is kept, since the last of two opti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from ._errors import SpecificationError
 
@@ -201,10 +202,8 @@ def add_define(defines: dict[str, str], name: str, text: str) -> None:
 
 
 def _pairs(options: Sequence[str]) -> Iterator[tuple[str, str]]:
-    if isinstance(options, str | bytes):
-        raise TypeError(
-            f"options are a sequence of strings, not the one string {options!r}"
-        )
+    if isinstance(options, str | bytes) or not isinstance(options, Iterable):
+        raise TypeError(f"options are a sequence of strings, not {options!r}")
     words = iter(options)
     for word in words:
         name, equals, value = _split(word)
@@ -248,4 +247,8 @@ def _unknown(word: str) -> str:
         return "an option is empty"
     if re.match(r"-\S+\s", word):
         return f"unknown option {word!r}: give each word its own string"
-    return f"unknown option {word!r}: NVRTC's options are expected"
+    if re.fullmatch(r"-O[0-3]|--gpu-code.*|-gencode.*|-x.*", word):
+        return f"unknown option {word!r}: NVRTC optimizes, and for one target; drop it"
+    near = get_close_matches(word.partition("=")[0], [*_FLAGS, *_VALUED, *_LONG], 1)
+    hint = f"did you mean {near[0]}?" if near else "NVRTC's options are expected"
+    return f"unknown option {word!r}: {hint}"

@@ -117,8 +117,8 @@ class CompilePool:
                 start_new_session=True,
             )
         worker = _Worker(process)
-        self._scope.start_soon(worker.collect_stderr)
         try:
+            self._scope.start_soon(worker.collect_stderr)
             await worker.send(_frames.encode(self._toolchain.configuration()))
         except BaseException:
             await worker.kill()

@@ -8,19 +8,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from ._errors import SpecificationError
-from ._includes import Include, includes, is_header_name, plain_defines, rename
+from ._includes import (
+    Include,
+    includes,
+    is_header_literal,
+    is_header_name,
+    plain_defines,
+    rename,
+)
 
 _TOOLKIT = re.compile(r"cuda|cub/|thrust/|cooperative_groups|nv/|mma\.h|cu[A-Z]|crt/|math_")
 
 
-def read_source(path: Path, include_dirs: Sequence[Path]) -> tuple[str, dict[str, str]]:
+def read_source(
+    path: Path, include_dirs: Sequence[Path], defines: dict[str, str]
+) -> tuple[str, dict[str, str]]:
     """The text of a source file, and its headers by the names that includes give them.
 
     Raises:
         SpecificationError: A header is missing, or hidden behind a macro.
         OSError: A file cannot be read.
     """
-    reader = _Reader(include_dirs, [path.parent, *include_dirs])
+    reader = _Reader(include_dirs, [path.parent, *include_dirs], defines)
     return reader.read(path), reader.headers
 
 
@@ -31,11 +40,16 @@ class _Reader:
         headers: The text of each header, by the name that includes give it here.
     """
 
-    def __init__(self, include_dirs: Sequence[Path], folders: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        include_dirs: Sequence[Path],
+        folders: Sequence[Path],
+        defines: dict[str, str],
+    ) -> None:
         self._include_dirs = include_dirs
         self._folders = [folder.resolve() for folder in folders]
         self._names: dict[Path, str] = {}
-        self._defines: dict[str, str] = {}
+        self._defines = defines
         self.headers: dict[str, str] = {}
 
     def read(self, path: Path) -> str:
@@ -49,8 +63,8 @@ class _Reader:
         return renamed
 
     def _read_macro(self, path: Path, include: Include) -> None:
-        value = self._defines.get(include.name)
-        if value is None:
+        value = self._defines.get(include.name, "")
+        if not is_header_literal(value):
             raise SpecificationError(
                 f"{path}:{include.line} includes the macro {include.name}, which is not "
                 "plainly defined as a header's name: pass the header in "

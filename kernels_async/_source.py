@@ -48,6 +48,10 @@ class Source:
         text = _checked("the source", self.text)
         if not text.strip():
             raise SpecificationError("the source is empty")
+        if re.fullmatch(r"\s*[\w./~-]+\.(cu|cuh|cpp|h)\s*", text):
+            raise SpecificationError(
+                f"a source is text, and {text!r} names a file: use Source.load"
+            )
         headers = {
             _header_name(name): _checked(f"header {name!r}", header)
             for name, header in sorted(self.headers.items())
@@ -69,6 +73,7 @@ class Source:
         cls,
         path: str | os.PathLike[str],
         include_dirs: Sequence[str | os.PathLike[str]] = (),
+        defines: Mapping[str, str] = MappingProxyType({}),
     ) -> Source:
         """Read a file and, again and again, every header of the user's it includes.
 
@@ -82,6 +87,8 @@ class Source:
         Args:
             path: The source file; its name becomes the source's.
             include_dirs: Folders of headers.
+            defines: Macros of the specialization that an `#include` names, such as
+                `{"CONFIG": '"small.h"'}`; they do not become part of the source.
 
         Raises:
             SpecificationError: A quoted header that stands under no condition is found
@@ -90,7 +97,9 @@ class Source:
             OSError: A file cannot be read.
         """
         folders = [Path(folder) for folder in include_dirs]
-        text, headers = await to_thread.run_sync(read_source, Path(path), folders)
+        text, headers = await to_thread.run_sync(
+            read_source, Path(path), folders, dict(defines)
+        )
         return cls(text, headers, re.sub(r"[^\w.+-]", "_", Path(path).name))
 
     @cached_property

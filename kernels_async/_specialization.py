@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class Specialization:
                 f"a symbol is one line of at most {SYMBOL_LIMIT} characters, "
                 f"not {self.symbol[:80]!r}"
             )
+        if not isinstance(self.defines, Mapping):
+            raise TypeError(f"defines is a mapping, such as a dict, not {self.defines!r}")
         defines: dict[str, str] = {}
         for name, value in self.defines.items():
             if not isinstance(name, str):
@@ -112,10 +115,8 @@ def _macro_text(name: str, value: object) -> str:
             return value
         case None:
             return ""
-        case bool():
+        case numbers.Integral():
             return str(int(value))
-        case int():
-            return str(value)
-        case float() if math.isfinite(value):
-            return repr(value)
+        case numbers.Real() if math.isfinite(value):
+            return repr(float(value))
     raise TypeError(f"define {name} is text, a finite number or None, not {value!r}")

@@ -64,7 +64,7 @@ class Store:
         entry = self._entry(key)
         try:
             return self._verified(key, entry, "disk")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             logger.warning("artifact %s is not used: %s", entry, error)

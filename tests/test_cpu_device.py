@@ -231,3 +231,146 @@ async def test_options_that_mean_something_to_a_host_compiler_do(kernels: Kernel
     assert out[0] == 2020
     assert [w.code for w in kernel.artifact.warnings] == ["unused-variable"]
     assert silent.artifact.warnings == ()
+
+
+ADD = 'extern "C" __global__ void k(const float* x, float* y) { y[0] = x[0] + 1; }\n'
+
+
+async def test_an_array_that_may_not_be_written_is_refused_where_it_would_be(
+    kernels: Kernels,
+) -> None:
+    """A pointer to const takes it; another would change what is immutable."""
+    kernel = await kernels.get(ADD, "k")
+    constant, out = np.frombuffer(bytes(4), np.float32), np.zeros(1, np.float32)
+    kernel((1,), (1,), (constant, out))
+    assert out[0] == 1
+
+    with pytest.raises(TypeError, match=r"argument 1 may be written.*read-only"):
+        kernel((1,), (1,), (out, constant))
+
+
+async def test_an_array_with_gaps_is_refused(kernels: Kernels) -> None:
+    """A pointer knows no strides."""
+    kernel = await kernels.get(ADD, "k")
+    rows = np.zeros((4, 4), np.float32)
+    kernel((1,), (1,), (rows.T, rows))
+
+    with pytest.raises(TypeError, match=r"argument 1 is a pointer.*contiguous"):
+        kernel((1,), (1,), (rows, rows[:, 0]))
+
+
+async def test_an_array_of_no_dimension_is_a_scalar(kernels: Kernels) -> None:
+    """Where the parameter is a value."""
+    kernel = await kernels.get(PARAMETERS, "k")
+    args = arguments(f=np.array(2.5, np.float32), pair=np.array((1.5, 7), PAIR))
+    kernel((1,), (1,), args)
+
+    assert args[0][[3, 5]].tolist() == [2.5, 3]
+
+
+async def test_a_scalar_that_does_not_fit_says_what_to_pass(kernels: Kernels) -> None:
+    """The remedy is in the message."""
+    kernel = await kernels.get(PARAMETERS, "k")
+
+    with pytest.raises(TypeError, match=r"not float64: pass np\.float32\(\.\.\.\)"):
+        kernel((1,), (1,), arguments(f=1.5))
+
+
+async def test_dynamic_shared_memory_that_was_forgotten_is_an_error(
+    kernels: Kernels,
+) -> None:
+    """On a GPU it would be an illegal address."""
+    text = (
+        'extern "C" __global__ void k(int* p) {\n'
+        "  extern __shared__ int s[]; s[0] = 7; *p = s[0];\n"
+        "}\n"
+    )
+    kernel = await kernels.get(text, "k")
+    out = np.zeros(1, np.int32)
+    with pytest.raises(LaunchError, match="shared_mem"):
+        kernel((1,), (1,), (out,))
+    kernel((1,), (1,), (out,), shared_mem=4)
+    assert out[0] == 7
+
+
+async def test_more_static_shared_memory_than_a_gpu_has_is_a_compile_error(
+    kernels: Kernels,
+) -> None:
+    """As ptxas says; 48 KB compile."""
+    text = "__global__ void k(int* p) { __shared__ char s[N]; s[*p] = 1; *p = s[0]; }\n"
+
+    assert await kernels.get(text, Specialization("k", {"N": 48 * 1024}))
+    with pytest.raises(CompileError, match="too much shared data"):
+        await kernels.get(text, Specialization("k", {"N": 48 * 1024 + 2048}))
+
+
+async def test_constant_tables_keep_their_place(kernels: Kernels) -> None:
+    """Static ones too, by their plain name; a const one is read-only."""
+    source = Source(
+        "static __constant__ float table[4];\n"
+        "__constant__ const float fixed[2] = {5, 6};\n"
+        'extern "C" __global__ void k(float* p) { p[0] = table[1] + fixed[1]; }\n'
+    )
+    kernel = await kernels.get(source, "k")
+    kernel.get_global("table").view(np.float32)[:] = [1, 2, 3, 4]
+    out = np.zeros(1, np.float32)
+    kernel((1,), (1,), (out,))
+
+    assert out[0] == 8
+    fixed = kernel.get_global("fixed")
+    assert fixed.view(np.float32).tolist() == [5, 6]
+    with pytest.raises(ValueError, match="read-only"):
+        fixed[0] = 1
+
+
+async def test_a_device_function_that_is_nowhere_is_a_compile_error(
+    kernels: Kernels,
+) -> None:
+    """Not an error at the load."""
+    text = "extern __device__ int ext(int);\n__global__ void k(int* p) { *p = ext(1); }\n"
+
+    with pytest.raises(CompileError, match=r"undefined reference to `ext\(int\)'"):
+        await kernels.get(text, "k")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("__global__ void k(int* p) { *p = 1;\n", "not allowed here|expected"),
+        ("__global__ int k(int* p) { return 1; }\n", "k"),
+    ],
+)
+async def test_a_kernel_that_is_there_and_wrong_is_no_missing_symbol(
+    kernels: Kernels, text: str, message: str
+) -> None:
+    """The source is wrong, not the symbol."""
+    with pytest.raises(CompileError, match=message) as caught:
+        await kernels.get(text, "k")
+    assert not isinstance(caught.value, SymbolNotFoundError)
+
+
+async def test_code_guarded_for_a_device_is_compiled(kernels: Kernels) -> None:
+    """As by the macros of an old architecture, one without a need for PTX."""
+    text = (
+        "#if __CUDA_ARCH__ < 600\n#error too old\n#endif\n"
+        "__global__ void k(int* p) {\n#ifdef __CUDA_ARCH__\n  *p = __CUDA_ARCH__;\n#endif\n}\n"
+    )
+    out = np.zeros(1, np.int32)
+    (await kernels.get(text, "k"))((1,), (1,), (out,))
+
+    assert out[0] == 700
+
+
+async def test_a_header_of_the_source_does_not_shadow_the_hosts_own(
+    kernels: Kernels,
+) -> None:
+    """A `stdint.h` for NVRTC's sake must not break the host compiler's."""
+    source = Source(
+        '#include "stdint.h"\n#include <tile.h>\n'
+        "__global__ void k(int* p) { *p = sizeof(int64_t) + TILE; }\n",
+        {"stdint.h": "typedef long int64_t;\n", "tile.h": "#define TILE 1\n"},
+    )
+    out = np.zeros(1, np.int32)
+    (await kernels.get(source, "k"))((1,), (1,), (out,))
+
+    assert out[0] == 9

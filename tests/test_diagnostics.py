@@ -152,6 +152,20 @@ def test_each_message_of_the_host_compiler_is_understood(
     assert _gnu_log.parse(line) == [expected]
 
 
+def test_where_a_message_of_the_host_compiler_is_belongs_to_it() -> None:
+    """The lines before it say from where it was included and in which function."""
+    (only,) = _gnu_log.parse(
+        "In file included from .entry.cpp:1:\n"
+        "k.cu: In function 'void k()':\n"
+        "k.cu:3:7: error: no\n"
+        "    3 | x\n"
+        "      | ^\n"
+    )
+
+    assert (only.message, only.place) == ("no", "k.cu:3:7")
+    assert only.excerpt.splitlines()[-1] == "k.cu: In function 'void k()':"
+
+
 def test_the_summary_leads_with_the_first_error_and_counts_the_rest() -> None:
     """A person reads the first error; the rest is data."""
     diagnostics = [

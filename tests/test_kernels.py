@@ -475,6 +475,18 @@ async def test_what_is_no_device_is_a_type_error(device: object) -> None:
         await Kernels.open(device).__aenter__()
 
 
+def test_a_cache_that_is_not_entered_says_how() -> None:
+    """Forgetting `async with` is easy."""
+    with pytest.raises(AttributeError, match=r"async with Kernels\.open"):
+        Kernels.open("cpu").get  # noqa: B018 - the look-up is what fails
+
+
+async def test_a_reporter_that_is_no_function_is_a_type_error(kernels: Kernels) -> None:
+    """At once, not at the first kernel."""
+    with pytest.raises(TypeError, match="reporter"):
+        kernels.reporting("print")  # type: ignore[arg-type]
+
+
 async def test_a_target_that_the_device_does_not_run_is_refused() -> None:
     """A cubin on the CPU."""
     with pytest.raises(DeviceMismatchError, match="sm_90"):

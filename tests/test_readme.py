@@ -121,7 +121,8 @@ async def test_the_server_answers_while_other_kernels_compile(
 
 
 @pytest.mark.parametrize(
-    "body", ["", "{}", '{"rows": 1}', '{"rows": [[]]}', '{"rows": ["x"]}']
+    "body",
+    ["", "{}", '{"rows": 1}', '{"rows": [[]]}', '{"rows": ["x"]}', '{"rows": [[1, NaN]]}'],
 )
 async def test_the_server_refuses_what_it_cannot_answer(
     cache_dir: Path, child_environment: dict[str, str], body: str

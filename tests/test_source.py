@@ -44,6 +44,7 @@ def test_a_byte_order_mark_is_dropped() -> None:
     [
         lambda: Source(""),
         lambda: Source(" \n"),
+        lambda: Source("kernels/saxpy.cu"),
         lambda: Source(TEXT + "\0#error"),
         lambda: Source(TEXT, {"a.h": "\0"}),
         lambda: Source("// \ud800"),

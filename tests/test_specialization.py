@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kernels_async import Specialization, SpecificationError
@@ -141,6 +142,8 @@ def test_a_symbol_that_cannot_be_one_is_refused(symbol: str) -> None:
         lambda: Specialization("k", options="-DN=4"),
         lambda: Specialization("k", options=(4,)),  # type: ignore[arg-type]
         lambda: Specialization("k", {4: "x"}),  # type: ignore[dict-item]
+        lambda: Specialization("k", ("-lineinfo",)),  # type: ignore[arg-type]
+        lambda: Specialization("k", options=None),  # type: ignore[arg-type]
         lambda: Specialization("k", {"N": object()}),  # type: ignore[dict-item]
         lambda: Specialization("k", {"N": float("inf")}),
     ],
@@ -161,3 +164,24 @@ def test_it_is_immutable_and_survives_copy_and_pickle() -> None:
         spec.defines["N"] = "5"  # type: ignore[index]
     assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == spec  # noqa: S301
     assert repr(spec) == "<Specialization k<int> -DN=4 --generate-line-info>"
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Shapes are often NumPy's."""
+    spec = Specialization("k", {"N": np.int64(3), "F": np.float32(0.5)})  # type: ignore[dict-item]
+
+    assert dict(spec.defines) == {"F": "0.5", "N": "3"}
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--use-fast-math", "did you mean --use_fast_math"),
+        ("-O3", "NVRTC optimizes.*drop it"),
+        ("--maxregcount=3", "did you mean --maxrregcount"),
+    ],
+)
+def test_a_misspelt_option_is_told_its_spelling(option: str, hint: str) -> None:
+    """Or why it is not needed."""
+    with pytest.raises(SpecificationError, match=hint):
+        Specialization("k", options=(option,))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import numbers
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from anyio import to_thread
 
 from .._artifact import Artifact
 from .._errors import DeviceMismatchError, LaunchError, LoadError
-from ..toolchains._cpu import DYNAMIC_SHARED_LIMIT
+from ..toolchains._cpu import DYNAMIC_SHARED, DYNAMIC_SHARED_LIMIT
 from ._base import Kernel
 
 ABI = 1
@@ -28,7 +29,7 @@ _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMITS = (1024, 1024, 64)
 _BLOCK_LIMIT = 1024
 _WORKER_LIMIT = 16  # a block of fibers is 2048 mappings, of 65530 that Linux allows
-_STRUCT, _POINTER, _SIGNED, _UNSIGNED, _FLOATING, _BOOL = range(6)
+_STRUCT, _POINTER, _SIGNED, _UNSIGNED, _FLOATING, _BOOL, _CONST_POINTER = range(7)
 _KINDS = {
     _STRUCT: "a structure",
     _POINTER: "a pointer",
@@ -36,6 +37,12 @@ _KINDS = {
     _UNSIGNED: "an unsigned integer",
     _FLOATING: "a floating-point number",
     _BOOL: "a bool",
+}
+_SCALARS = {
+    **{(_SIGNED, size): f"int{8 * size}" for size in (1, 2, 4, 8)},
+    **{(_UNSIGNED, size): f"uint{8 * size}" for size in (1, 2, 4, 8)},
+    **{(_FLOATING, size): f"float{8 * size}" for size in (4, 8)},
+    (_BOOL, 1): "bool_",
 }
 _FITTING = {_SIGNED: "iu", _UNSIGNED: "iu", _FLOATING: "f", _BOOL: "b"}
 
@@ -69,7 +76,7 @@ class _Entry(ctypes.Structure):
 class CpuKernel(Kernel):
     """A kernel of a shared library; see `Kernel`."""
 
-    __slots__ = ("_cpu", "_run", "parameters")
+    __slots__ = ("_cpu", "_dynamic", "_run", "parameters")
 
     def __init__(self, cpu: CpuDevice, artifact: Artifact) -> None:
         library = ctypes.CDLL(str(artifact.path), os.RTLD_NOW | os.RTLD_LOCAL)
@@ -83,6 +90,7 @@ class CpuKernel(Kernel):
         super().__init__(artifact, cpu.name, attributes, library)
         self._cpu = cpu
         self._run = entry.run
+        self._dynamic = _exports(library, DYNAMIC_SHARED)
         self.parameters = [
             (parameter.kind, parameter.size)
             for parameter in entry.parameters[: entry.parameter_count]
@@ -104,7 +112,13 @@ class CpuKernel(Kernel):
             block=_extent("block", block, _BLOCK_LIMITS),
             shared_bytes=_within("shared_mem", shared_mem, 0, DYNAMIC_SHARED_LIMIT),
         )
-        _within("block", math.prod(launch.block), 1, _BLOCK_LIMIT)
+        _within(
+            "the number of threads in a block", math.prod(launch.block), 1, _BLOCK_LIMIT
+        )
+        if self._dynamic and not shared_mem:
+            raise LaunchError(
+                f"{self!r} has an extern __shared__ array: give its size as shared_mem"
+            )
         values = self._values(args)
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         launch.arguments = ctypes.addressof(addresses)
@@ -131,9 +145,11 @@ class CpuKernel(Kernel):
         found = _variable(self.artifact.bytes, name)
         if found is None:
             raise KeyError(f"{self!r} has no global {name!r}")
-        offset, size = found
+        offset, size, writable = found
         address = _load_address(self.raw) + offset
-        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        array.flags.writeable = writable
+        return array
 
 
 class CpuDevice:
@@ -189,7 +205,9 @@ class CpuDevice:
 def _extent(what: str, extent: Sequence[int], limits: Sequence[int]) -> Any:
     if not isinstance(extent, tuple | list) or not 1 <= len(extent) <= len(limits):
         raise TypeError(f"{what} is a tuple of one to three numbers, not {extent!r}")
-    padded = [*extent, 1, 1][: len(limits)]
+    if not all(isinstance(size, numbers.Integral) for size in extent):
+        raise TypeError(f"{what} is made of integers, not {extent!r}; divide with //")
+    padded = [*map(int, extent), 1, 1][: len(limits)]
     for size, limit in zip(padded, limits, strict=True):
         _within(what, size, 1, limit)
     return (ctypes.c_uint32 * 3)(*padded)
@@ -205,8 +223,10 @@ def _value(what: str, kind: int, size: int, argument: Any) -> Any:
     """`argument` as the memory that a parameter of that kind and size reads."""
     import numpy as np
 
-    if kind == _POINTER:
-        return ctypes.c_void_p(_address(what, argument))
+    if kind in (_POINTER, _CONST_POINTER):
+        return ctypes.c_void_p(_address(what, argument, written=kind == _POINTER))
+    if isinstance(argument, np.ndarray) and argument.ndim == 0:
+        argument = argument[()]
     if isinstance(argument, bool | int | float) and not isinstance(argument, np.generic):
         argument = _scalar(what, kind, size, argument)
     if isinstance(argument, np.generic):
@@ -214,13 +234,21 @@ def _value(what: str, kind: int, size: int, argument: Any) -> Any:
         if fits and argument.dtype.itemsize == size:
             return ctypes.create_string_buffer(argument.tobytes(), size)
     given = getattr(argument, "dtype", type(argument).__name__)
-    raise TypeError(f"{what} is {_KINDS[kind]} of {size} bytes, not {given}")
+    fitting = _SCALARS.get((kind, size))
+    remedy = f": pass np.{fitting}(...)" if fitting else ""
+    raise TypeError(f"{what} is {_KINDS[kind]} of {size} bytes, not {given}{remedy}")
 
 
-def _address(what: str, argument: Any) -> int | None:
+def _address(what: str, argument: Any, *, written: bool) -> int | None:
     import numpy as np
 
     if isinstance(argument, np.ndarray):
+        if not argument.flags.forc:
+            raise TypeError(
+                f"{what} is a pointer, which knows no strides: pass a contiguous array"
+            )
+        if written and not argument.flags.writeable:
+            raise TypeError(f"{what} may be written, and the array is read-only")
         return argument.ctypes.data
     if argument is None or (isinstance(argument, int) and not isinstance(argument, bool)):
         return argument
@@ -258,6 +286,14 @@ class _AddressInfo(ctypes.Structure):
     )
 
 
+def _exports(library: ctypes.CDLL, name: str) -> bool:
+    try:
+        ctypes.c_char.in_dll(library, name)
+    except ValueError:
+        return False
+    return True
+
+
 def _load_address(library: ctypes.CDLL) -> int:
     """Where the dynamic linker put the library."""
     info = _AddressInfo()
@@ -267,14 +303,24 @@ def _load_address(library: ctypes.CDLL) -> int:
     return int(info.base)
 
 
-def _variable(library: bytes, name: str) -> tuple[int, int] | None:
-    """Offset and size of a variable; none is exported, so libraries cannot mix them up."""
+def _variable(library: bytes, name: str) -> tuple[int, int, bool] | None:
+    """Offset and size of a variable, and whether it may be written.
+
+    None is exported, so that two libraries cannot mix theirs up. A static one is found
+    by its plain name too, as on a GPU.
+    """
+    from elftools.elf.constants import SH_FLAGS
     from elftools.elf.elffile import ELFFile
     from elftools.elf.sections import SymbolTableSection
 
-    table = ELFFile(BytesIO(library)).get_section_by_name(".symtab")
-    if isinstance(table, SymbolTableSection):
-        for symbol in table.get_symbol_by_name(name) or ():
+    elf = ELFFile(BytesIO(library))
+    table = elf.get_section_by_name(".symtab")
+    if not isinstance(table, SymbolTableSection):
+        return None
+    for spelled in (name, f"_ZL{len(name)}{name}"):
+        for symbol in table.get_symbol_by_name(spelled) or ():
             if symbol["st_info"]["type"] == "STT_OBJECT":
-                return int(symbol["st_value"]), int(symbol["st_size"])
+                section = elf.get_section(symbol["st_shndx"])
+                writable = bool(section["sh_flags"] & SH_FLAGS.SHF_WRITE)
+                return int(symbol["st_value"]), int(symbol["st_size"]), writable
     return None

@@ -70,6 +70,7 @@ class Toolchain(Protocol):
 
 
 _KERNEL = re.compile(
+    r"(?P<space>\bnamespace\s+(?P<inner>\w+)\s*\{)|(?P<open>\{)|(?P<close>\})|"
     r"(?:template\s*<(?P<parameters>[^{};]*?)>\s*)?"
     r"(?:(?:static|inline|extern|__forceinline__|__noinline__)\s+|\"C\"\s*)*"
     r"__global__\s+"
@@ -83,12 +84,18 @@ def kernels_in(source: Source) -> list[str]:
 
     It reads text, not C++: kernels made by macros or in headers are not seen.
     """
-    found = []
+    found: list[str] = []
+    spaces: list[str] = []
     for match in _KERNEL.finditer(without_comments(source.text)):
-        parameters = match["parameters"]
-        name = match["name"]
-        found.append(name if parameters is None else f"{name}<{_names(parameters)}>")
-    return found
+        if match["space"] or match["open"]:
+            spaces.append(match["inner"] or "")
+        elif match["close"]:
+            del spaces[-1:]
+        else:
+            name = "::".join([*filter(None, spaces), match["name"]])
+            parameters = match["parameters"]
+            found.append(name if parameters is None else f"{name}<{_names(parameters)}>")
+    return list(dict.fromkeys(found))
 
 
 def no_such_kernel(job: Job, reason: str) -> str:
@@ -96,11 +103,14 @@ def no_such_kernel(job: Job, reason: str) -> str:
     kernels = kernels_in(job.source)
     has = f"it has {', '.join(kernels)}" if kernels else "it has no kernel"
     text = f"no kernel {job.specialization.symbol!r} in {job.source.name}: {reason}; {has}"
-    name = re.match(r"[&(\s]*([\w:]*\w)", job.specialization.symbol)
-    plain = name[1].rpartition("::")[2] if name else ""
-    templates = [k for k in kernels if k.startswith(f"{plain}<")]
-    if templates and "<" not in job.specialization.symbol:
-        text += f"\nhint: {templates[0]} is a template: name an instantiation of it"
+    name = re.match(r"[&(\s]*(?:::)?([\w:]*\w)", job.specialization.symbol)
+    plain = name[1] if name else ""
+    near = [k for k in kernels if k.partition("<")[0].rpartition("::")[2] == plain]
+    template = next((k for k in kernels if k.startswith(f"{plain}<")), None)
+    if template is not None:
+        text += f"\nhint: {template} is a template: name an instantiation of it"
+    elif near and near[0] != plain:
+        text += f"\nhint: its name is {near[0]}"
     return text
 
 

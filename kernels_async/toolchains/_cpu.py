@@ -25,14 +25,17 @@ from .._digest import digest
 from .._errors import CompileError, SymbolNotFoundError, ToolchainError
 from .._specialization import Specialization
 from . import _gnu_log
-from ._base import Job, no_such_kernel
+from ._base import Job, kernels_in, no_such_kernel
+from ._hints import with_hint
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
     from elftools.elf.sections import Symbol
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
+DYNAMIC_SHARED = "kernels_async_dynamic_shared"
 DYNAMIC_SHARED_LIMIT = 227 * 1024
+STATIC_SHARED_LIMIT = 48 * 1024
 
 _INSTALL = "install g++ or clang++, set $CXX, or pip install ziglang"
 _OLD_STANDARDS = {"c++03", "c++11", "c++14"}
@@ -49,6 +52,7 @@ _FLAGS = (
 )
 _SYMBOL = "symbol"
 _KERNEL_FIELD = 8
+_OWN_THREAD_LOCALS = 1024
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,10 @@ class CpuToolchain:
         _write(folder / ".entry.cpp", entry)
         options = [
             *_translate(job.specialization.options),
-            "-I.headers",
+            "-iquote",
+            ".headers",
+            "-idirafter",
+            ".headers",
             "-frandom-seed=kernels_async",
             "-include",
             str(HEADER),
@@ -126,7 +133,7 @@ class CpuToolchain:
 
     def _link(self, folder: Path, stub: str) -> None:
         _write(folder / ".shared.s", stub)
-        options = ["-shared", "-Wl,-Bsymbolic", "-Wl,--build-id=none"]
+        options = ["-shared", "-Wl,-Bsymbolic", "-Wl,--build-id=none", "-Wl,--no-undefined"]
         result = self._run([*options, "kernel.o", ".shared.s", "-o", "kernel.so"], folder)
         if result.returncode:
             diagnostics = _gnu_log.parse(result.stderr)
@@ -200,6 +207,13 @@ def _stub(shared: Sequence[str], guards: Sequence[str]) -> str:
     lines += [f".zero {DYNAMIC_SHARED_LIMIT}" if shared else "", ".text"]
     for symbol in guards:
         lines += label(symbol, "%function")
+    if shared:
+        lines += [
+            ".data",
+            f".globl {DYNAMIC_SHARED}",
+            f"{DYNAMIC_SHARED}: .byte 1",
+            ".text",
+        ]
     return "\n".join([*lines, "ret", '.section .note.GNU-stack,"",%progbits', ""])
 
 
@@ -216,6 +230,17 @@ def _read_object(path: Path) -> tuple[str, list[str], list[str]]:
         symbols = list(table.iter_symbols())
         undefined = [s for s in symbols if s["st_shndx"] == "SHN_UNDEF"]
         shared = [s.name for s in undefined if s["st_info"]["type"] == "STT_TLS"]
+        static = sum(
+            s["st_size"]
+            for s in symbols
+            if s["st_info"]["type"] == "STT_TLS" and s not in undefined
+        )
+        if static > STATIC_SHARED_LIMIT + _OWN_THREAD_LOCALS:
+            raise CompileError(
+                f"the kernel uses too much shared data: {static} bytes, of "
+                f"{STATIC_SHARED_LIMIT}; more must be dynamic: extern __shared__, and "
+                "shared_mem=... at the launch"
+            )
         guards = [s.name for s in undefined if s.name.startswith("_ZTH")]
         return _kernel_name(elf, symbols), shared, guards
 
@@ -249,13 +274,16 @@ def _failure(job: Job, text: str) -> CompileError:
     diagnostics = [_about_symbol(job, d) for d in _gnu_log.parse(text)]
     errors = [d for d in _gnu_log.parse(text) if d.severity is Severity.ERROR]
     blamed = {d.file for d in errors}
-    if _SYMBOL in blamed and blamed <= {_SYMBOL, str(HEADER)}:
+    has_it = job.specialization.symbol.strip() in kernels_in(job.source)
+    if _SYMBOL in blamed and blamed <= {_SYMBOL, str(HEADER)} and not has_it:
         return SymbolNotFoundError(
-            no_such_kernel(job, errors[0].message),
+            with_hint(no_such_kernel(job, errors[0].message), errors),
             diagnostics=diagnostics,
             log=printable(text),
         )
-    message = summarize(diagnostics) if errors else printable(text).strip()
+    message = printable(text).strip()
+    if errors:
+        message = with_hint(summarize(diagnostics), diagnostics)
     return CompileError(message, diagnostics=diagnostics, log=printable(text))
 
 

@@ -26,6 +26,7 @@ from .._digest import digest
 from .._errors import CompileError, SymbolNotFoundError, ToolchainError
 from . import _nvrtc_log
 from ._base import Job, no_such_kernel
+from ._hints import with_hint
 
 _INSTALL = "pip install 'kernels_async[cuda13]' (or [cuda12]), or install a CUDA toolkit"
 _SEED = "kernels_async"
@@ -117,13 +118,11 @@ class CudaToolchain:
         return Output(data, entry, tuple(log.diagnostics), resources, seconds)
 
     def _options(self, job: Job) -> list[str]:
-        defines = job.specialization.defines.items()
         return [
             f"--gpu-architecture={job.target}",
             "--ptxas-options=-v",
             f"--frandom-seed={_SEED}",
             "--no-cache",
-            *(f"--define-macro={name}={text}" for name, text in defines),
             *job.specialization.options,
             *(f"--include-path={folder}" for folder in self.include_dirs),
         ]
@@ -151,7 +150,7 @@ class _Nvrtc:
         headers = job.source.headers
         return self.call(
             "CreateProgram",
-            job.source.text.encode(),
+            (_preamble(job) + job.source.text).encode(),
             job.source.name.encode(),
             len(headers),
             [text.encode() for text in headers.values()],
@@ -167,7 +166,7 @@ class _Nvrtc:
     def log(self, program: Any) -> str:
         buffer = bytes(self.call("GetProgramLogSize", program))
         self.call("GetProgramLog", program, buffer)
-        return buffer.rstrip(b"\0").decode(errors="backslashreplace")
+        return buffer.replace(b"\0", b"").decode(errors="backslashreplace")
 
     def lowered_name(self, program: Any, symbol: bytes) -> str:
         name: bytes = self.call("GetLoweredName", program, symbol)
@@ -186,6 +185,16 @@ class _Nvrtc:
         self.call("DestroyProgram", program)
 
 
+def _preamble(job: Job) -> str:
+    """The request's macros, to stand before the source.
+
+    Given as options they would change NVRTC's own headers too.
+    """
+    macros = job.specialization.defines.items()
+    lines = [f"#define {name} {text}\n" for name, text in macros]
+    return "".join([*lines, f'#line 1 "{job.source.name}"\n']) if lines else ""
+
+
 def _failure(
     job: Job, status: str, text: str, log: _nvrtc_log.Log, architectures: list[int]
 ) -> CompileError | ToolchainError:
@@ -201,13 +210,14 @@ def _failure(
     errors = [d for d in log.diagnostics if d.severity is Severity.ERROR]
     if errors and all(d.file == _nvrtc_log.NAME_MAP for d in errors):
         return SymbolNotFoundError(
-            no_such_kernel(job, errors[0].message),
+            with_hint(no_such_kernel(job, errors[0].message), errors),
             diagnostics=diagnostics,
             log=printable(text),
         )
     message = f"{status}: {printable(text).strip()}"
     if errors:
-        message = summarize(sorted(diagnostics, key=lambda d: not d.file))
+        leading = sorted(diagnostics, key=lambda d: not d.file)
+        message = with_hint(summarize(leading), leading)
     return CompileError(message, diagnostics=diagnostics, log=printable(text))
 
 

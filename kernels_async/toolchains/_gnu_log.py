@@ -22,21 +22,31 @@ _MESSAGE = re.compile(
 
 def parse(text: str) -> list[Diagnostic]:
     """Every message of `text`, in order; what fits no pattern is a NOTE."""
-    found: list[list[str]] = []
-    following = False
+    found: list[Diagnostic] = []
+    context: list[str] = []
+    lines: list[str] = []
+
+    def end() -> None:
+        if lines:
+            found.append(_diagnostic(lines, context))
+            lines.clear()
+            context.clear()
+
     for line in printable(text).splitlines():
         if _MESSAGE.fullmatch(line):
-            found.append([line])
-            following = True
-        elif following and line[:1] == " ":
-            found[-1].append(line)
+            end()
+            lines.append(line)
+        elif lines and line[:1] == " ":
+            lines.append(line)
         elif line.strip():
-            found.append([line])
-            following = False
-    return [_diagnostic(lines) for lines in found]
+            end()
+            context.append(line)
+    end()
+    return [*found, *([Diagnostic(Severity.NOTE, "\n".join(context))] if context else [])]
 
 
-def _diagnostic(lines: list[str]) -> Diagnostic:
+def _diagnostic(lines: list[str], context: list[str]) -> Diagnostic:
+    """One message; the lines before it, which say where it is, go into its excerpt."""
     head, *rest = lines
     match = _MESSAGE.fullmatch(head)
     if match is None:
@@ -48,5 +58,5 @@ def _diagnostic(lines: list[str]) -> Diagnostic:
         file=match["file"],
         line=int(match["line"]) if match["line"] else None,
         column=int(match["column"]) if match["column"] else None,
-        excerpt="\n".join(rest),
+        excerpt="\n".join([*rest, *context]),
     )

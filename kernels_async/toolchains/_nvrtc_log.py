@@ -25,7 +25,7 @@ _PTXAS_LINE = re.compile(
     r"(?P<severity>\w+)\s*: (?P<message>.*)"
 )
 _TOOL = re.compile(
-    r"(?P<file>)(?P<line>)(?P<tool>ptxas|nvrtc|Command-line|nvlink|cicc):?"
+    r"(?P<file>)(?P<line>)(?P<tool>ptxas|nvrtc|Command-line|nvlink|cicc|At end of source):?"
     r" +(?P<severity>[a-z]+)\s*: (?P<message>.*)"
 )
 _ENTRY = re.compile(r"ptxas info\s*: Compiling entry function '(\S+)' for '\w+'")

@@ -66,6 +66,8 @@
 #undef select
 
 #define __KERNELS_ASYNC_CPU__ 1
+#define __CUDACC__ 1
+#define __CUDA_ARCH__ 700  // warps may diverge, and nothing guarded by it needs PTX
 
 #pragma GCC visibility push(hidden)
 
@@ -121,7 +123,7 @@ struct ka_parameter {
     uint32_t kind;
 };
 
-enum : uint32_t { OTHER, POINTER, SIGNED, UNSIGNED, FLOATING, BOOLEAN };
+enum : uint32_t { OTHER, POINTER, SIGNED, UNSIGNED, FLOATING, BOOLEAN, CONST_POINTER };
 
 struct ka_launch {
     uint32_t grid[3];
@@ -660,7 +662,9 @@ inline void run_launch(ka_launch* launch, void (*call)(void* const*)) {
 template <class T>
 constexpr uint32_t kind_of() {
     if constexpr (std::is_enum_v<T>) return kind_of<std::underlying_type_t<T>>();
-    else if constexpr (std::is_reference_v<T> || std::is_pointer_v<T>) return POINTER;
+    else if constexpr (std::is_reference_v<T> || std::is_pointer_v<T>)
+        return std::is_const_v<std::remove_pointer_t<std::remove_reference_t<T>>> ? CONST_POINTER
+                                                                               : POINTER;
     else if constexpr (std::is_same_v<T, bool>) return BOOLEAN;
     else if constexpr (std::is_floating_point_v<T>) return FLOATING;
     else if constexpr (!std::is_integral_v<T>) return OTHER;
@@ -669,7 +673,7 @@ constexpr uint32_t kind_of() {
 
 template <class T>
 constexpr ka_parameter describe() {
-    if constexpr (std::is_reference_v<T>) return {sizeof(void*), POINTER};
+    if constexpr (std::is_reference_v<T>) return {sizeof(void*), kind_of<std::remove_reference_t<T>*>()};
     else return {sizeof(T), kind_of<T>()};
 }
 
@@ -741,7 +745,7 @@ static_assert(offsetof(ka_entry<>, kernel) == 8 && offsetof(ka_entry<>, run) == 
 #define __device__
 #define __host__
 #define __managed__
-#define __constant__
+#define __constant__ __attribute__((used))
 #define __grid_constant__
 #define __shared__ thread_local
 #define __forceinline__ inline
