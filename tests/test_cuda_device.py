@@ -356,3 +356,71 @@ async def test_a_compiler_for_the_device_has_its_target(cupy: Any) -> None:
     compiler = await asyncio.to_thread(Compiler.for_device, 0)
 
     assert compiler.target == f"sm_{cupy.cuda.Device(0).compute_capability}"
+
+
+@pytest.mark.parametrize("registers", [24, 40, 64, 128, 255])
+async def test_occupancy_is_what_the_driver_answers(
+    on_gpu: Kernels, cupy: Any, registers: int
+) -> None:
+    """Computed from the resources, for several block sizes and shared memories."""
+    source = Source(
+        'extern "C" __global__ void k(float* p) {\n'
+        "  __shared__ float s[SHARED];\n"
+        "  float v[48];\n"
+        "  s[threadIdx.x % SHARED] = p[threadIdx.x]; __syncthreads();\n"
+        "  for (int i = 0; i < 48; i++) v[i] = p[i * 32 + threadIdx.x] + s[i % SHARED];\n"
+        "  for (int r = 0; r < 8; r++)\n"
+        "#pragma unroll\n"
+        "    for (int i = 0; i < 48; i++) v[i] = v[i] * v[(i * 7 + r) % 48] + v[(i + r) % 48];\n"
+        "  for (int i = 0; i < 48; i++) p[i * 32 + threadIdx.x] = v[i];\n"
+        "}\n"
+    )
+    options = (f"--maxrregcount={registers}",)
+    for shared in (1, 300, 3000, 10000):
+        spec = Specialization("k", {"SHARED": shared}, options)
+        kernel = await on_gpu.get(source, spec)
+        artifact = kernel.artifact
+        kernel.raw.max_dynamic_shared_size_bytes = 100 * 1024
+        assert artifact.max_threads_per_block == kernel.attributes["max_threads_per_block"]
+        for threads in (1, 32, 33, 64, 128, 200, 256, 512, 1000, 1024):
+            for dynamic in (0, 1, 1000, 20_000, 100_000):
+                answer = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
+                    kernel.raw.kernel.ptr, threads, dynamic
+                )
+                assert (threads, dynamic, artifact.occupancy(threads, dynamic)) == (
+                    threads,
+                    dynamic,
+                    answer,
+                )
+
+
+async def test_the_cpu_device_gives_the_numbers_of_the_gpu(
+    on_gpu: Kernels, cupy: Any
+) -> None:
+    """It is a reference: integers are equal, floats within rounding."""
+    source = Source(
+        "template <class T> __global__ void k(const T* x, T* y, int n) {\n"
+        "  extern __shared__ unsigned char memory[];\n"
+        "  T* s = reinterpret_cast<T*>(memory);\n"
+        "  int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "  s[threadIdx.x] = i < n ? x[i] : T(0);\n"
+        "  __syncthreads();\n"
+        "  T v = s[blockDim.x - 1 - threadIdx.x];\n"
+        "  v += __shfl_xor_sync(0xffffffff, v, 5);\n"
+        "  v = v * T(3) + T(__popc(__ballot_sync(0xffffffff, v > T(0))));\n"
+        "  if (i < n) y[i] = v;\n"
+        "  if (i < n) atomicAdd(&y[n], T(1));\n"
+        "}\n"
+    )
+    n, block = 1000, 96
+    for name, dtype in (("int", np.int32), ("float", np.float32), ("double", np.float64)):
+        x = np.random.default_rng(0).integers(-50, 50, n).astype(dtype)
+        y = np.zeros(n + 1, dtype)
+        grid, shared = (-(-n // block),), block * x.itemsize
+        async with Kernels.open("cpu") as on_cpu:
+            kernel = await on_cpu.get(source, f"k<{name}>")
+            kernel(grid, (block,), (x, y, np.int32(n)), shared_mem=shared)
+        found = cupy.zeros(n + 1, dtype)
+        kernel = await on_gpu.get(source, f"k<{name}>")
+        kernel(grid, (block,), (cupy.asarray(x), found, np.int32(n)), shared_mem=shared)
+        assert np.array_equal(y, found.get())
