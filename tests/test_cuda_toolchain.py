@@ -62,7 +62,6 @@ async def test_the_toolkits_headers_are_there_out_of_the_box(compiler: Compiler)
         "#include <cooperative_groups.h>\n"
         "#include <cuda_fp16.h>\n"
         "#include <cuda/std/cstdint>\n"
-        "#include <mma.h>\n"
         "__global__ void k(const __half* x, cuda::std::int32_t* y) {\n"
         "  using Reduce = cub::BlockReduce<int, 128>;\n"
         "  __shared__ typename Reduce::TempStorage storage;\n"

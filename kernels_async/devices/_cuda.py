@@ -2,7 +2,7 @@
 
 All loads of a device run on one thread of its own, which has the device as its current
 one for good: CuPy's current device is per thread, and going back to another device
-would create a context there. A module load waits for running kernels and holds back
+would create a context there (CuPy's `Device.compute_capability` does so too). A module load waits for running kernels and holds back
 launches of other threads meanwhile, so artifacts that are ready go back to back.
 """
 
@@ -77,7 +77,15 @@ class CudaDevice:
             1, f"kernels_async-cuda:{ordinal}", cupy.cuda.Device(ordinal).use
         )
         self.name = f"cuda:{ordinal}"
-        self.target = f"sm_{cupy.cuda.Device(ordinal).compute_capability}"
+        runtime = cupy.cuda.runtime
+        major, minor = (
+            runtime.deviceGetAttribute(attribute, ordinal)
+            for attribute in (
+                runtime.cudaDevAttrComputeCapabilityMajor,
+                runtime.cudaDevAttrComputeCapabilityMinor,
+            )
+        )
+        self.target = f"sm_{major}{minor}"
 
     def accepts(self, target: str) -> bool:
         """Whether a cubin for `target` runs here: one for this architecture does.
