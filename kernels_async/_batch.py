@@ -51,18 +51,22 @@ class Batch:
         if pending.kernel is None and pending.key not in self.building:
             self.outstanding[pending.key] = pending
 
-    def take(self, pending: Pending) -> Outcome[Kernel]:
-        """Begin an attempt at `pending`: it is being built from now on."""
-        self.outstanding.pop(pending.key, None)
-        self.building[pending.key] = pending
-        pending.failed = False
+    def claim(self, pending: Pending) -> Outcome[Kernel]:
+        """The attempt at `pending`, for someone to wait for; it need not have begun."""
         if pending.attempt is None:
             pending.attempt = Outcome()
         return pending.attempt
 
-    def take_all(self) -> list[tuple[Pending, Outcome[Kernel]]]:
-        """Begin an attempt at everything outstanding."""
-        return [(p, self.take(p)) for p in list(self.outstanding.values())]
+    def take(self, pending: Pending) -> Outcome[Kernel]:
+        """Begin the attempt at `pending`: it is being built from now on."""
+        self.outstanding.pop(pending.key, None)
+        self.building[pending.key] = pending
+        pending.failed = False
+        return self.claim(pending)
+
+    def waiting(self) -> list[Pending]:
+        """Everything outstanding, in the order of asking."""
+        return list(self.outstanding.values())
 
     def succeed(self, pending: Pending, kernel: Kernel) -> None:
         """`pending` is built; whoever waits for it gets the kernel."""
@@ -90,8 +94,8 @@ class Batch:
 
     def _end(self, pending: Pending) -> Outcome[Kernel]:
         self.building.pop(pending.key, None)
-        attempt, pending.attempt = pending.attempt, None
-        return attempt or Outcome()
+        attempt, pending.attempt = self.claim(pending), None
+        return attempt
 
     def _forget(self, pending: Pending) -> None:
         self._by_key.pop(pending.key, None)

@@ -10,6 +10,7 @@ from anyio import to_thread
 
 from ._batch import Batch
 from ._compiler import Compiler
+from ._digest import artifact_key
 from ._errors import BuildError, ClosedError, DeviceMismatchError, WrongLoopError
 from ._loader import Loader
 from ._outcome import Outcome
@@ -73,8 +74,11 @@ class Cache:
             return found
         self._refuse()
         source, specialization = as_source(source), as_specialization(specialization)
-        key = self.compiler.key(source, specialization)
-        return self.batch.add(pair, key, lambda: Pending(self, key, source, specialization))
+        named = self.compiler.entries(source, specialization)
+        key = artifact_key(named)
+        return self.batch.add(
+            pair, key, lambda: Pending(self, key, named, source, specialization)
+        )
 
     def request(
         self, source: Source | str, specialization: Specialization | str
@@ -105,7 +109,7 @@ class Cache:
             return pending.kernel
         attempt = pending.attempt
         if attempt is None:
-            attempt = self._start(pending, loader)
+            (attempt,) = self._start([pending], loader)
         return await attempt.wait()
 
     async def resolve(self, pending: Pending, stream: Any = None) -> Kernel:
@@ -118,7 +122,7 @@ class Cache:
         attempt = pending.attempt
         if attempt is None:
             self._schedule(loader)
-            attempt = pending.attempt = Outcome()
+            attempt = self.batch.claim(pending)
         return await attempt.wait()
 
     async def build(self, stream: Any = None) -> None:
@@ -127,25 +131,19 @@ class Cache:
         async with self._building:
             for active in [p.attempt for p in self.batch.building.values()]:
                 await _settled(active)
-            batch = self._start_all(loader)
+            batch = self._start(self.batch.waiting(), loader)
             failures = [e for e in [await _settled(a) for a in batch] if e is not None]
-        if any(isinstance(failure, ClosedError) for failure in failures):
+        if self._closed:
             raise ClosedError("the cache closed while it was building")
         if failures:
             raise BuildError(f"{len(failures)} of {len(batch)} kernels failed", failures)
 
-    def _start(self, pending: Pending, loader: Loader) -> Outcome[Kernel]:
+    def _start(self, pendings: list[Pending], loader: Loader) -> list[Outcome[Kernel]]:
         scope = self._open_scope()
-        attempt = self.batch.take(pending)
-        scope.start_soon(self._make, pending, loader)
-        return attempt
-
-    def _start_all(self, loader: Loader) -> list[Outcome[Kernel]]:
-        scope = self._open_scope()
-        batch = self.batch.take_all()
-        for pending, _ in batch:
+        attempts = [self.batch.take(pending) for pending in pendings]
+        for pending in pendings:
             scope.start_soon(self._make, pending, loader)
-        return [attempt for _, attempt in batch]
+        return attempts
 
     def _schedule(self, loader: Loader) -> None:
         """Start everything outstanding once the tasks that are ready now have run."""
@@ -155,7 +153,8 @@ class Cache:
 
     async def _flush(self, loader: Loader) -> None:
         self._flushing = False
-        self._start_all(loader)
+        if not self._closed:
+            self._start(self.batch.waiting(), loader)
 
     def _refuse(self) -> None:
         """Raise if the cache takes no more work, or not from here."""
@@ -187,16 +186,20 @@ class Cache:
             self._refuse()
             if self.loader is not None:
                 return
-            scope = Scope(self.compiler.scope)
+            parent = self.compiler.scope
             device = await self._open_device()
-            if not device.accepts(self.compiler.target):
-                await to_thread.run_sync(device.close)
-                raise DeviceMismatchError(
-                    f"{device.name} is {device.target} and does not run "
-                    f"{self.compiler.target}"
-                )
-            await scope.open()
-            scope.start_soon(self._close_at_end, device)
+            scope = Scope(parent, lambda: self._end(device))
+            try:
+                if not device.accepts(self.compiler.target):
+                    raise DeviceMismatchError(
+                        f"{device.name} ({device.target}) does not run code for "
+                        f"{self.compiler.target}"
+                    )
+                await scope.open()
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await to_thread.run_sync(device.close)
+                raise
             self._device, self._scope = device, scope
             self._loop = asyncio.get_running_loop()
             self.loader = Loader(device, scope)
@@ -209,14 +212,10 @@ class Cache:
             wanted = "cpu" if self.compiler.target == "cpu" else "cuda"
         return await to_thread.run_sync(open_device, wanted)
 
-    async def _close_at_end(self, device: Device) -> None:
-        """Settle everything and let go of the device, whoever ends the scope."""
-        try:
-            await anyio.sleep_forever()
-        finally:
-            self._close()
-            with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(device.close)
+    async def _end(self, device: Device) -> None:
+        """Settle everything and let go of the device, whoever ended the scope."""
+        self._close()
+        await to_thread.run_sync(device.close)
 
     def _close(self) -> None:
         self._closed = True
@@ -226,14 +225,16 @@ class Cache:
         """End all work, settle every request, let go of the device; idempotent."""
         self.reporting.refuse_reentry()
         self._close()
-        if self._scope is not None:
-            await self._scope.aclose()
+        async with self._opening:
+            if self._scope is not None:
+                await self._scope.aclose()
 
     def __repr__(self) -> str:
         if self._device is not None:
             device = self._device.name
         else:
-            device = str(self._wanted_device or self.compiler.target)
+            wanted = self._wanted_device
+            device = self.compiler.target if wanted is None else str(wanted)
         loaded = len(self.loader.executables) if self.loader else 0
         outstanding = len(self.batch.outstanding)
         return f"<Kernels {device} loaded={loaded} outstanding={outstanding}>"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
-
-import anyio
 
 from . import toolchains
 from ._artifact import Artifact
@@ -23,6 +23,7 @@ from ._errors import (
 )
 from ._machine import default_workers
 from ._maker import Maker
+from ._outcome import Outcome
 from ._scope import Scope
 from ._source import Source, as_source
 from ._specialization import Specialization, as_specialization
@@ -74,26 +75,22 @@ class Compiler:
         workers: int | None = None,
         timeout: float = 300.0,
     ) -> None:
-        if not isinstance(workers, int | None):
-            raise TypeError(f"workers is a number, not {workers!r}")
-        if workers is not None and workers < 1:
-            raise SpecificationError(f"workers is at least 1, not {workers}")
-        if not timeout > 0:
-            raise SpecificationError(f"timeout is more than 0 seconds, not {timeout}")
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise SpecificationError(f"workers is a number from 1, not {workers!r}")
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            raise SpecificationError(f"timeout is in seconds, more than 0, not {timeout!r}")
         chosen = cache_dir if cache_dir is not None else default_cache_dir()
         self.target = toolchains.check_target(target)
         self.workers = default_workers() if workers is None else workers
         self._root = None if chosen is None else Path(chosen).expanduser().absolute()
         self._timeout = timeout
-        self._users = 0
-        self._entering = anyio.Lock()
-        self._maker: Maker | None = None
+        self._uses: dict[asyncio.AbstractEventLoop, _Use] = {}
 
     @classmethod
     def for_device(cls, device: Any = None, **settings: Any) -> Compiler:
         """The compiler for a device's own target.
 
-        Equal calls from one event loop share one compiler. It asks the driver, and may
+        Equal calls in one process share one compiler. It asks the driver, and may
         import CuPy: from an event loop, call it in a thread, or use `Kernels.open`.
 
         Args:
@@ -108,16 +105,13 @@ class Compiler:
         return shared_compiler(opened.target, **settings)
 
     async def __aenter__(self) -> Compiler:
-        async with self._entering:
-            if self._maker is not None and self._maker.loop.is_closed():
-                self._maker, self._users = None, 0
-            if self._maker is None:
-                self._maker = await Maker.open(
-                    self.target, self._root, self.workers, self._timeout
-                )
-            elif self._maker.loop is not asyncio.get_running_loop():
-                raise WrongLoopError(f"{self!r} is open in another event loop")
-            self._users += 1
+        loop = asyncio.get_running_loop()
+        use = self._enter(loop)
+        try:
+            await use.opening.wait()
+        except BaseException:
+            self._leave(loop)
+            raise
         return self
 
     async def __aexit__(
@@ -126,11 +120,43 @@ class Compiler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        async with self._entering:
-            self._users -= 1
-            if self._users == 0 and self._maker is not None:
-                maker, self._maker = self._maker, None
-                await maker.aclose()
+        maker = self._leave(asyncio.get_running_loop())
+        if maker is not None:
+            await maker.scope.aclose()
+
+    def _enter(self, loop: asyncio.AbstractEventLoop) -> _Use:
+        """Count one more user in `loop`; the first has the maker opened."""
+        for gone in [known for known in self._uses if known.is_closed()]:
+            del self._uses[gone]
+        use = self._uses.get(loop)
+        if use is None:
+            use = self._uses[loop] = _Use()
+            use.task = loop.create_task(self._open(use))
+        use.users += 1
+        return use
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> Maker | None:
+        """Count one user less in `loop`; the maker, if it is for the caller to close."""
+        use = self._uses.get(loop)
+        if use is None:
+            return None
+        use.users -= 1
+        if use.users:
+            return None
+        del self._uses[loop]
+        return use.opening.value
+
+    async def _open(self, use: _Use) -> None:
+        try:
+            maker = await Maker.open(self.target, self._root, self.workers, self._timeout)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who enter get it
+            use.opening.fail(error)
+        else:
+            use.opening.succeed(maker)
+            if not use.users:
+                await maker.scope.aclose()
+        finally:
+            use.opening.fail(ClosedError(f"{self!r} was not opened"))
 
     @property
     def identity(self) -> str:
@@ -139,7 +165,7 @@ class Compiler:
         Raises:
             ClosedError: The compiler is not open.
         """
-        return self._open_part().toolchain.identity
+        return self._any_maker().toolchain.identity
 
     def key(self, source: Source | str, specialization: Specialization | str) -> str:
         """The digest of the artifact that a request compiles to.
@@ -148,7 +174,7 @@ class Compiler:
             ClosedError: The compiler is not open.
             SpecificationError: The request cannot be right for this target.
         """
-        return artifact_key(self._entries(source, specialization))
+        return artifact_key(self.entries(source, specialization))
 
     async def compile(
         self, source: Source | str, specialization: Specialization | str
@@ -161,9 +187,26 @@ class Compiler:
             KernelsError: As each error of the tree says.
         """
         source, specialization = as_source(source), as_specialization(specialization)
-        named = self._entries(source, specialization)
+        named = self.entries(source, specialization)
+        return await self.make(artifact_key(named), named, source, specialization)
+
+    async def make(
+        self,
+        key: str,
+        named: Mapping[str, str],
+        source: Source,
+        specialization: Specialization,
+    ) -> Artifact:
+        """`compile`, of a request whose key is known already.
+
+        Args:
+            key: Its key.
+            named: The entries of the key, as `entries` gives them.
+            source: The source.
+            specialization: The specialization.
+        """
         job = Job(source, specialization, self.target)
-        return await self._open_part().artifact(named, job).wait()
+        return await self._maker().artifact(key, named, job).wait()
 
     async def compile_all(
         self, requests: Iterable[tuple[Source | str, Specialization | str]]
@@ -174,16 +217,20 @@ class Compiler:
             In the order of the requests, each an `Artifact` or the error that it met;
             none of them cancels another.
         """
-        compiles = (self.compile(*request) for request in requests)
-        outcomes = await asyncio.gather(*compiles, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
-                raise outcome
-        return [o for o in outcomes if isinstance(o, Artifact | Exception)]
+        pairs = [(source, specialization) for source, specialization in requests]
+        return await asyncio.gather(*(self._attempt(*pair) for pair in pairs))
+
+    async def _attempt(
+        self, source: Source | str, specialization: Specialization | str
+    ) -> Artifact | Exception:
+        try:
+            return await self.compile(source, specialization)
+        except Exception as error:  # noqa: BLE001 - it is this request's outcome
+            return error
 
     async def trim(self) -> int:
         """Stop idle workers now, to free their memory; how many there were."""
-        return await self._open_part().pool.trim()
+        return await self._maker().pool.trim()
 
     def explain(self, first: Explained, second: Explained) -> list[Difference]:
         """What two requests differ in: why the second missed what the first hit.
@@ -202,12 +249,18 @@ class Compiler:
         if isinstance(request, Artifact):
             return request.entries
         if isinstance(request, tuple):
-            return self._entries(*request)
-        return self._entries(request.source, request.specialization)
+            return self.entries(*request)
+        return self.entries(request.source, request.specialization)
 
-    def _entries(
+    def entries(
         self, source: Source | str, specialization: Specialization | str
     ) -> dict[str, str]:
+        """Everything that enters the key of a request, by name; texts by their digest.
+
+        Raises:
+            ClosedError: The compiler is not open.
+            SpecificationError: The request cannot be right for this target.
+        """
         specialization = as_specialization(specialization)
         architecture = specialization.architecture
         if architecture not in (None, self.target):
@@ -216,18 +269,28 @@ class Compiler:
             )
         return entries(self.identity, self.target, as_source(source), specialization)
 
-    def _open_part(self) -> Maker:
-        if self._maker is None:
-            raise ClosedError(f"{self!r} is not open: use it in 'async with'")
-        return self._maker
-
     @property
     def scope(self) -> Scope:
         """The scope that ends with this compiler; the caches over it live inside."""
-        return self._open_part().scope
+        return self._maker().scope
+
+    def _any_maker(self) -> Maker:
+        """The maker of any loop: they all have one toolchain."""
+        for use in list(self._uses.values()):
+            if use.opening.value is not None:
+                return use.opening.value
+        raise ClosedError(f"{self!r} is not open: use it in 'async with'")
+
+    def _maker(self) -> Maker:
+        """The maker of the running loop."""
+        use = self._uses.get(asyncio.get_running_loop())
+        if use is not None and use.opening.value is not None:
+            return use.opening.value
+        self._any_maker()
+        raise WrongLoopError(f"{self!r} is open in another event loop")
 
     def __repr__(self) -> str:
-        state = "" if self._maker else " closed"
+        state = "" if self._uses else " closed"
         return f"<Compiler {self.target} workers={self.workers}{state}>"
 
     @property
@@ -236,14 +299,21 @@ class Compiler:
         return (self.target, self._root, self.workers, self._timeout)
 
 
+@dataclass
+class _Use:
+    """How one event loop uses a compiler."""
+
+    users: int = 0
+    opening: Outcome[Maker] = field(default_factory=Outcome)
+    task: asyncio.Task[None] | None = None
+
+
 _shared: WeakValueDictionary[tuple[object, ...], Compiler] = WeakValueDictionary()
+_sharing = threading.Lock()
 
 
 def shared_compiler(target: str, **settings: Any) -> Compiler:
-    """The one compiler of the running event loop with these arguments of `Compiler`."""
+    """The one compiler of this process with these arguments of `Compiler`."""
     compiler = Compiler(target, **settings)
-    try:
-        loop = id(asyncio.get_running_loop())
-    except RuntimeError:
-        loop = 0
-    return _shared.setdefault((loop, *compiler.settings), compiler)
+    with _sharing:
+        return _shared.setdefault(compiler.settings, compiler)

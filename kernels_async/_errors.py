@@ -26,7 +26,6 @@ of them gets an exception of its own.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -168,8 +167,14 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def fresh(error: Error) -> Error:
-    """A copy of `error` for one more waiter, without traceback, with its cause."""
-    duplicate = copy.copy(error)
+    """A copy of `error` for one more waiter, without traceback, with its cause.
+
+    It is made without calling the class, whose arguments may be anybody's.
+    """
+    duplicate = type(error).__new__(type(error), *error.args)
+    duplicate.args = error.args
+    duplicate.__dict__.update(error.__dict__)
+    if hasattr(error, "__notes__"):
+        duplicate.__notes__ = list(error.__notes__)
     duplicate.__cause__ = error.__cause__
-    duplicate.__traceback__ = None
     return duplicate

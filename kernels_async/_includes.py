@@ -19,6 +19,7 @@ _TOKEN = re.compile(
 _DIRECTIVE = re.compile(r"[ \t]*(?:#|%:)[ \t]*(\w+)[ \t]*((?:[^\n\\]|\\\n?)*)")
 _INCLUDED = re.compile(r'(?P<quoted>"[^"\n]+")|(?P<angled><[^>\n]+>)|(?P<macro>\w+)')
 _NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*")
+_NAME_LIMIT = 200
 _HAS_INCLUDE = re.compile(r'__has_include(?:_next)?\s*\(\s*("[^"\n]+"|<[^>\n]+>)')
 
 
@@ -47,7 +48,12 @@ class Include:
 
 def is_header_name(name: str) -> bool:
     """Whether `name` can name a header of a source: a relative path with no dot names."""
-    return bool(_NAME.fullmatch(name))
+    return len(name) <= _NAME_LIMIT and bool(_NAME.fullmatch(name))
+
+
+def leaves_the_source(name: str) -> bool:
+    """Whether an include's name is a path of the host's, or leads out of the source."""
+    return name.startswith("/") or ".." in name.split("/")
 
 
 def is_header_literal(text: str) -> bool:

@@ -121,6 +121,12 @@ class Kernels:
 
     __copy__ = clone
 
+    def __deepcopy__(self, memo: object) -> Kernels:
+        return self.clone()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a cache of loaded kernels belongs to its process; pickle requests")
+
     def reporting(self, report: Reporter | None) -> Kernels:
         """Have `report` called once for each artifact built, before it loads.
 

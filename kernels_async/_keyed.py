@@ -62,7 +62,7 @@ class KeyedKernels(Generic[Key]):
         return None if pending is None else pending.kernel
 
     def __len__(self) -> int:
-        return sum(pending.kernel is not None for pending in self._pendings.values())
+        return sum(p.kernel is not None for p in list(self._pendings.values()))
 
     def _pending(self, key: Key, make: Make[Key]) -> Pending:
         pending = self._pendings.get(key)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
 import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from anyio import to_thread
 
 from ._artifact import Artifact, Output
-from ._digest import artifact_key
 from ._errors import ClosedError, ToolchainError
 from ._outcome import Outcome
 from ._pool import CompilePool
@@ -25,27 +22,38 @@ from .toolchains import Job, Toolchain, find
 logger = logging.getLogger("kernels_async")
 
 
-@dataclass
 class Maker:
     """Makes artifacts, each once: from the store, else compiled by a worker.
 
-    It is what an open `Compiler` has. Its parts live in its scope and private folder.
+    It is what a `Compiler` has in an event loop in which it is open; it belongs to that
+    loop.
+
+    Args:
+        toolchain: The toolchain.
+        store: Where artifacts are kept, or `None` if there is no place.
+        folder: A private folder, removed at the end; workers sit in it, and it keeps
+            what the store cannot.
+        workers: How many compiles run at once.
+        timeout: Seconds after which a compile is killed.
     """
 
-    loop: asyncio.AbstractEventLoop
-    toolchain: Toolchain
-    pool: CompilePool
-    store: Store | None
-    fallback: Store
-    folder: Path
-    scope: Scope
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        toolchain: Toolchain,
+        store: Store | None,
+        folder: Path,
+        workers: int,
+        timeout: float,
+    ) -> None:
+        self.toolchain = toolchain
+        self.scope = Scope(clean_up=self._clean_up)
+        self.pool = CompilePool(toolchain, workers, timeout, folder, self.scope)
+        self._store = store
+        self._fallback = Store(folder / "store", toolchain.filename)
+        self._folder = folder
         self._flights: dict[str, Outcome[Artifact]] = {}
-        self._writable = self.store is not None
+        self._writable = store is not None
         self._telling = threading.Lock()
-        if self.store is None:
-            logger.warning("there is no home directory: artifacts are not kept")
 
     @classmethod
     async def open(
@@ -57,18 +65,27 @@ class Maker:
             ToolchainError: There is no compiler for the target.
         """
         toolchain = await to_thread.run_sync(find, target)
-        folder = await to_thread.run_sync(_private_folder)
-        scope = Scope()
-        await scope.open()
-        pool = CompilePool(toolchain, workers, timeout, folder, scope)
-        fallback = Store(folder / "store", toolchain.filename)
         store = None if root is None else Store(root, toolchain.filename)
-        loop = asyncio.get_running_loop()
-        return cls(loop, toolchain, pool, store, fallback, folder, scope)
+        if store is None:
+            logger.warning("there is no home directory: artifacts are not kept")
+        folder = _private_folder()
+        maker = cls(toolchain, store, folder, workers, timeout)
+        try:
+            await maker.scope.open()
+        except BaseException:
+            _remove_folder(folder)
+            raise
+        maker.pool.watch()
+        return maker
 
-    def artifact(self, named: Mapping[str, str], job: Job) -> Outcome[Artifact]:
-        """The flight that makes the artifact, started if there is none."""
-        key = artifact_key(named)
+    def artifact(self, key: str, named: Mapping[str, str], job: Job) -> Outcome[Artifact]:
+        """The flight that makes the artifact, started if there is none.
+
+        Args:
+            key: The artifact's key.
+            named: The entries of the key.
+            job: What to compile.
+        """
         flight = self._flights.get(key)
         if flight is None:
             flight = Outcome()
@@ -95,17 +112,17 @@ class Maker:
         return artifact
 
     def _read(self, key: str) -> Artifact | None:
-        found = None if self.store is None else self.store.read(key)
-        return found or self.fallback.read(key)
+        found = None if self._store is None else self._store.read(key)
+        return found or self._fallback.read(key)
 
     def _publish(self, key: str, named: Mapping[str, str], output: Output) -> Artifact:
         """Keep the output; where the cache cannot, for as long as the compiler lives."""
-        if self.store is not None and self._writable:
+        if self._store is not None and self._writable:
             try:
-                return self.store.publish(key, named, output)
+                return self._store.publish(key, named, output)
             except (OSError, ValueError) as error:
-                self._give_up_keeping(self.store, error)
-        return self.fallback.publish(key, named, output)
+                self._give_up_keeping(self._store, error)
+        return self._fallback.publish(key, named, output)
 
     def _give_up_keeping(self, store: Store, error: Exception) -> None:
         with self._telling:
@@ -113,10 +130,9 @@ class Maker:
         if not told:
             logger.warning("artifacts are not kept in %s: %s", store.root, error)
 
-    async def aclose(self) -> None:
-        await self.scope.aclose()
-        await self.pool.trim()
-        await to_thread.run_sync(_remove_folder, self.folder)
+    async def _clean_up(self) -> None:
+        await self.pool.aclose()
+        await to_thread.run_sync(_remove_folder, self._folder)
 
 
 def _private_folder() -> Path:

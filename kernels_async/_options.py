@@ -129,7 +129,7 @@ _MACRO = re.compile(
     r"[A-Za-z_]\w*(\(\s*(\w+(\s*,\s*\w+)*)?(\s*,?\s*\.\.\.)?\s*\))?", re.ASCII
 )
 _RESERVED = re.compile(r"__CUDA\w*|__NVCC\w*|__cplusplus|__KERNELS_ASYNC\w*")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,10 @@ def add_define(defines: dict[str, str], name: str, text: str) -> None:
         raise SpecificationError(f"macro {name} belongs to the compiler")
     if _CONTROL.search(text):
         raise SpecificationError(f"the value of define {name} has a control character")
+    if text.endswith("\\") or "/*" in text:
+        raise SpecificationError(
+            f"the value of define {name} would go on into the source: {text!r}"
+        )
     if re.search(r"\s-[DU]\w", text):
         raise SpecificationError(
             f"the value of define {name} holds a second define: {text!r}; "
@@ -209,8 +213,8 @@ def _pairs(options: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, equals, value = _split(word)
         if name in _VALUED and not equals:
             value = next(words, "")
-            if not isinstance(value, str) or not value:
-                raise SpecificationError(f"option {word} needs a value")
+        if name in _VALUED and (not isinstance(value, str) or not value):
+            raise SpecificationError(f"option {word} needs a value")
         _check(word, name, value)
         yield name, value
 

@@ -40,9 +40,9 @@ class Outcome(Generic[T]):
             self._wake()
 
     @property
-    def error(self) -> Exception | None:
-        """The error it was settled with, if any."""
-        return self._error
+    def value(self) -> T | None:
+        """The value it was settled with; `None` if it failed or is not settled."""
+        return self._value
 
     async def wait(self) -> T:
         """Wait until it is settled; its value, or a copy of its error raised."""

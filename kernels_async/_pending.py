@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ._outcome import Outcome
@@ -33,6 +33,7 @@ class Pending:
         "__weakref__",
         "_cache",
         "attempt",
+        "entries",
         "failed",
         "kernel",
         "key",
@@ -44,10 +45,16 @@ class Pending:
     )
 
     def __init__(
-        self, cache: Cache, key: str, source: Source, specialization: Specialization
+        self,
+        cache: Cache,
+        key: str,
+        entries: Mapping[str, str],
+        source: Source,
+        specialization: Specialization,
     ) -> None:
         self._cache = cache
         self.key = key
+        self.entries = entries
         self.source = source
         self.specialization = specialization
         self.kernel: Kernel | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -23,14 +24,14 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from . import _frames
 from ._artifact import Output
 from ._diagnostics import printable
-from ._errors import CompileTimeout, KernelsError, WorkerCrashed
+from ._errors import CompileTimeout, KernelsError, ToolchainError, WorkerCrashed
 from ._scope import Scope
 from .toolchains import Job, Toolchain
 
 IDLE_SECONDS = 60.0
 _BIG = 1 << 18
 _STDERR_TAIL = 4096
-_KEPT_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "SystemRoot")
+_KEPT_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH")
 
 
 class CompilePool:
@@ -57,8 +58,12 @@ class CompilePool:
         self._folder = folder
         self._scope = scope
         self._limiter = anyio.CapacityLimiter(workers)
+        self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []
-        scope.start_soon(self._reap)
+
+    def watch(self) -> None:
+        """Begin to stop workers that have been idle for a while."""
+        self._scope.start_soon(self._reap)
 
     async def compile(self, job: Job) -> Output:
         """Compile one job, when a worker is free.
@@ -76,15 +81,15 @@ class CompilePool:
                 with anyio.fail_after(self._timeout):
                     outcome = await worker.ask(frame)
             except TimeoutError:
-                await worker.kill()
+                await self._discard(worker)
                 raise CompileTimeout(
                     f"{_named(job)} did not compile within {self._timeout:g} s"
                 ) from None
             except _Died as death:
-                await worker.kill()
+                await self._discard(worker)
                 raise worker.crashed(job, str(death)) from None
             except BaseException:
-                await worker.kill()
+                await self._discard(worker)
                 raise
             worker.idle_since = time.monotonic()
             self._idle.append(worker)
@@ -95,33 +100,55 @@ class CompilePool:
     async def trim(self) -> int:
         """Stop the idle workers now; how many there were."""
         idle, self._idle = self._idle, []
-        for worker in idle:
-            await worker.kill()
+        await self._stop(idle)
         return len(idle)
+
+    async def aclose(self) -> None:
+        """Stop every worker."""
+        self._idle.clear()
+        await self._stop(list(self._workers))
+
+    async def _stop(self, workers: list[_Worker]) -> None:
+        for worker in workers:
+            worker.signal()
+        for worker in workers:
+            await self._discard(worker)
+
+    async def _discard(self, worker: _Worker) -> None:
+        """End a worker and everything that it left."""
+        worker.signal()
+        with anyio.CancelScope(shield=True):
+            await worker.aclose()
+            await to_thread.run_sync(_remove_folder, worker.folder)
+        self._workers.discard(worker)
 
     def _take(self) -> _Worker | None:
         while self._idle:
             worker = self._idle.pop()
             if worker.alive:
                 return worker
-            self._scope.start_soon(worker.kill)
+            self._scope.start_soon(self._discard, worker)
         return None
 
     async def _start(self) -> _Worker:
-        folder = await to_thread.run_sync(_make_folder, self._folder)
-        with anyio.CancelScope(shield=True):
-            process = await anyio.open_process(
-                [sys.executable, "-P", "-m", f"{__package__}._worker"],
-                cwd=folder,
-                env=_environment(folder),
-                start_new_session=True,
-            )
-        worker = _Worker(process)
+        try:
+            folder = await to_thread.run_sync(_make_folder, self._folder)
+            with anyio.CancelScope(shield=True):
+                process = await anyio.open_process(
+                    [sys.executable, "-P", "-m", f"{__package__}._worker"],
+                    cwd=folder,
+                    env=_environment(folder),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ToolchainError(f"a worker cannot be started: {error}") from error
+        worker = _Worker(process, folder)
+        self._workers.add(worker)
         try:
             self._scope.start_soon(worker.collect_stderr)
             await worker.send(_frames.encode(self._toolchain.configuration()))
         except BaseException:
-            await worker.kill()
+            await self._discard(worker)
             raise
         return worker
 
@@ -131,8 +158,7 @@ class CompilePool:
             tired = time.monotonic() - IDLE_SECONDS
             old = [worker for worker in self._idle if worker.idle_since < tired]
             self._idle = [worker for worker in self._idle if worker not in old]
-            for worker in old:
-                await worker.kill()
+            await self._stop(old)
 
 
 class _Died(Exception):
@@ -142,13 +168,16 @@ class _Died(Exception):
 class _Worker:
     """One worker process and the pipes to it."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, folder: str) -> None:
+        self.folder = folder
         self._process = process
         self._stdin = cast(ByteSendStream, process.stdin)
         self._stdout = BufferedByteReceiveStream(cast(ByteReceiveStream, process.stdout))
         self._stderr = cast(ByteReceiveStream, process.stderr)
         self._tail = b""
         self._stderr_ended = anyio.Event()
+        self._collecting = False
+        self._signalled = False
         self.idle_since = time.monotonic()
 
     @property
@@ -165,16 +194,18 @@ class _Worker:
         try:
             header = await self._stdout.receive_exactly(_frames.HEADER.size)
             text, data = _frames.lengths(header)
-            return _frames.outcome(
-                await self._stdout.receive_exactly(text),
-                await self._stdout.receive_exactly(data),
-            )
+            answer = await self._stdout.receive_exactly(text)
+            output = await self._stdout.receive_exactly(data)
+            if text < _BIG:
+                return _frames.outcome(answer, output)
+            return await to_thread.run_sync(_frames.outcome, answer, output)
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
             raise _Died("died") from None
         except ValueError as error:
             raise _Died(f"wrote what is no answer ({printable(str(error), 200)})") from None
 
     async def collect_stderr(self) -> None:
+        self._collecting = True
         try:
             async for chunk in self._stderr:
                 self._tail = (self._tail + chunk)[-_STDERR_TAIL:]
@@ -183,21 +214,25 @@ class _Worker:
         finally:
             self._stderr_ended.set()
 
-    async def kill(self) -> None:
-        """End the process and whatever it started, and let go of its pipes."""
-        with anyio.CancelScope(shield=True):
-            if self.alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+    def signal(self) -> None:
+        """Kill the process and whatever it started, once; does not wait."""
+        if not self._signalled:
+            self._signalled = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def aclose(self) -> None:
+        """Wait for its end, after `signal`, and let go of its pipes."""
+        if self._collecting:
             with anyio.move_on_after(1):
                 await self._stderr_ended.wait()
-            await self._process.aclose()
+        await self._process.aclose()
 
     def crashed(self, job: Job, how: str) -> WorkerCrashed:
         code = self._process.returncode
         ended = ""
         if code is not None and code < 0:
-            ended = f", by {signal.Signals(-code).name}"
+            ended = f", by {_signal_name(-code)}"
         elif code:
             ended = f", with exit status {code}"
         stderr = printable(self._tail.decode(errors="backslashreplace")).strip()
@@ -209,11 +244,23 @@ class _Worker:
         )
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _named(job: Job) -> str:
     return f"{job.specialization.symbol!r} of {job.source.name}"
 
 
+def _remove_folder(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _make_folder(parent: Path) -> str:
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return tempfile.mkdtemp(prefix="worker-", dir=parent)
 
 

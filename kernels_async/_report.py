@@ -38,15 +38,15 @@ class Reporting:
         self.reporter: Reporter | None = None
         self._lock = anyio.Lock()
 
-    async def report(self, artifact: Artifact) -> None:
-        """Call the reporter with `artifact`, if there is one.
+    async def report(self, artifact: Artifact) -> bool:
+        """Call the reporter with `artifact`; whether there is one.
 
         Raises:
             ReporterError: The reporter raised.
             KernelsError: The reporter raised one, to refuse the artifact with it.
         """
         if self.reporter is None:
-            return
+            return False
         async with self._lock:
             call = _Call(self)
             token = _calls.set((*_calls.get(), call))
@@ -63,6 +63,7 @@ class Reporting:
             finally:
                 call.running = False
                 _calls.reset(token)
+        return True
 
     def refuse_reentry(self) -> None:
         """Raise `ReentryError` if a call of this reporter is what is running."""

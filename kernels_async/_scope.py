@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVarTuple
 
 import anyio
@@ -13,20 +14,29 @@ from ._errors import ClosedError
 
 Arguments = TypeVarTuple("Arguments")
 
+logger = logging.getLogger("kernels_async")
+
 
 class Scope:
     """Owns the tasks that do a part's work, so that callers only wait.
 
     Its own supervisor task enters and leaves the task group, so no cancel scope is left
     open across the caller's `async with`: pytest fixtures and a server's lifespan open
-    and close in different tasks.
+    and close in different tasks. The supervisor also cleans up, whatever becomes of the
+    caller that closes. A task that raises ends alone, and is logged.
 
     Args:
         parent: The scope whose end also ends this one.
+        clean_up: Runs once, when every task of the scope has ended.
     """
 
-    def __init__(self, parent: Scope | None = None) -> None:
+    def __init__(
+        self,
+        parent: Scope | None = None,
+        clean_up: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._parent = parent
+        self._clean_up = clean_up
         self._tasks: TaskGroup | None = None
         self._opened = asyncio.Event()
         self._closing = asyncio.Event()
@@ -39,7 +49,11 @@ class Scope:
             self._supervisor = asyncio.create_task(self._supervise())
         else:
             self._parent.start_soon(self._supervise)
-        await self._opened.wait()
+        try:
+            await self._opened.wait()
+        except BaseException:
+            self._closing.set()
+            raise
 
     def start_soon(
         self,
@@ -52,14 +66,24 @@ class Scope:
             ClosedError: The scope has ended, or ends.
         """
         if self._tasks is None or self._closing.is_set():
-            raise ClosedError("it is closed")
-        self._tasks.start_soon(function, *arguments)
+            raise ClosedError("the cache or its compiler is closed")
+        self._tasks.start_soon(self._run, function, arguments)
 
     async def aclose(self) -> None:
-        """Cancel every task of this scope and wait until they have ended."""
-        if self._tasks is not None:
-            self._closing.set()
+        """Cancel every task of this scope and wait until it has cleaned up."""
+        self._closing.set()
+        with anyio.CancelScope(shield=True):
             await self._ended.wait()
+
+    async def _run(
+        self,
+        function: Callable[[*Arguments], Coroutine[Any, Any, None]],
+        arguments: tuple[*Arguments],
+    ) -> None:
+        try:
+            await function(*arguments)
+        except Exception:
+            logger.exception("a task of kernels_async failed: %r", function)
 
     async def _supervise(self) -> None:
         try:
@@ -70,5 +94,10 @@ class Scope:
                 tasks.cancel_scope.cancel()
         finally:
             self._closing.set()
-            self._opened.set()
-            self._ended.set()
+            try:
+                if self._clean_up is not None:
+                    with anyio.CancelScope(shield=True):
+                        await self._clean_up()
+            finally:
+                self._opened.set()
+                self._ended.set()

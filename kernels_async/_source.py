@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from anyio import to_thread
@@ -15,6 +15,8 @@ from anyio import to_thread
 from ._errors import SpecificationError
 from ._includes import Include, is_header_name, relative, rename
 from ._reader import read_source
+
+TEXT_LIMIT = 16 << 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,6 +47,8 @@ class Source:
     name: str = "kernel.cu"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.headers, Mapping):
+            raise TypeError(f"headers is a mapping, such as a dict, not {self.headers!r}")
         text = _checked("the source", self.text)
         if not text.strip():
             raise SpecificationError("the source is empty")
@@ -57,6 +61,8 @@ class Source:
             for name, header in sorted(self.headers.items())
         }
         for name, header in headers.items():
+            if any(str(parent) in headers for parent in PurePosixPath(name).parents):
+                raise SpecificationError(f"header {name!r} has a header as its folder")
             headers[name] = _written_out(name, header, headers)
         if not isinstance(self.name, str):
             raise TypeError(f"a source's name is a string, not {self.name!r}")
@@ -154,7 +160,9 @@ def _checked(what: str, text: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise SpecificationError(f"{what} cannot be written as UTF-8: {error}") from None
-    return text.removeprefix("\ufeff")
+    if len(text) > TEXT_LIMIT:
+        raise SpecificationError(f"{what} has {len(text)} characters, of {TEXT_LIMIT}")
+    return str.__str__(text).removeprefix("\ufeff")
 
 
 def _header_name(name: str) -> str:

@@ -46,6 +46,7 @@ class Specialization:
     def __post_init__(self) -> None:
         if not isinstance(self.symbol, str):
             raise TypeError(f"a symbol is a string, not {self.symbol!r}")
+        object.__setattr__(self, "symbol", str.__str__(self.symbol))
         if not self.symbol.strip():
             raise SpecificationError("the symbol is empty")
         if _CONTROL.search(self.symbol) or len(self.symbol) > SYMBOL_LIMIT:
@@ -112,7 +113,7 @@ def as_specialization(specialization: Specialization | str) -> Specialization:
 def _macro_text(name: str, value: object) -> str:
     match value:
         case str():
-            return value
+            return str.__str__(value)
         case None:
             return ""
         case numbers.Integral():

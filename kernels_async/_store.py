@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,13 @@ def default_cache_dir() -> Path | None:
     chosen = os.environ.get(_ENVIRONMENT)
     if chosen:
         return Path(chosen)
-    homeless = os.environ.get("HOME") == "" and not os.environ.get("XDG_CACHE_HOME")
-    return None if homeless else user_cache_path("kernels_async", appauthor=False)
+    if os.environ.get("HOME") == "" and not os.environ.get("XDG_CACHE_HOME"):
+        return None
+    try:
+        found = user_cache_path("kernels_async", appauthor=False)
+    except RuntimeError:  # the user has no home directory
+        return None
+    return found if found.is_absolute() else None
 
 
 class Store:
@@ -58,6 +64,8 @@ class Store:
     def __init__(self, root: str | os.PathLike[str], filename: str) -> None:
         self.root = Path(root).expanduser().absolute()
         self._filename = filename
+        self._telling = threading.Lock()
+        self._told = False
 
     def read(self, key: str) -> Artifact | None:
         """The verified artifact of that key, or `None`: it is missing or damaged."""
@@ -66,8 +74,14 @@ class Store:
             return self._verified(key, entry, "disk")
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError) as error:
-            logger.warning("artifact %s is not used: %s", entry, error)
+        except ValueError as error:
+            logger.warning("artifact %s is damaged and not used: %s", entry, error)
+            return None
+        except OSError as error:
+            with self._telling:
+                told, self._told = self._told, True
+            if not told:
+                logger.warning("artifacts cannot be read in %s: %s", self.root, error)
             return None
 
     def publish(self, key: str, entries: Mapping[str, str], output: Output) -> Artifact:

@@ -15,7 +15,10 @@ from typing import BinaryIO
 
 from . import _frames
 from ._artifact import Output
-from ._errors import KernelsError
+from ._diagnostics import Diagnostic, Severity
+from ._errors import CompileError, KernelsError
+from ._includes import includes, leaves_the_source
+from ._source import Source
 from .toolchains import Job, Toolchain, from_configuration
 
 NICENESS = 10
@@ -39,9 +42,23 @@ def main() -> None:
 
 def _compile(toolchain: Toolchain, job: Job) -> Output | KernelsError:
     try:
+        _refuse_host_files(job.source)
         return toolchain.compile(job)
     except KernelsError as error:
         return error
+
+
+def _refuse_host_files(source: Source) -> None:
+    """An include that names a file of the host's is an error, whether it is there."""
+    for name, text in {**source.headers, source.name: source.text}.items():
+        for include in includes(text):
+            if not include.macro and leaves_the_source(include.name):
+                message = (
+                    f"{include.name!r} is a path of the host's: pass the header's text in "
+                    "Source(headers={...}), or use Source.load"
+                )
+                diagnostic = Diagnostic(Severity.ERROR, message, "", name, include.line)
+                raise CompileError(str(diagnostic), diagnostics=[diagnostic])
 
 
 def _read(stream: BinaryIO) -> dict[str, object] | None:

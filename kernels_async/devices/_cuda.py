@@ -2,8 +2,9 @@
 
 All loads of a device run on one thread of its own, which has the device as its current
 one for good: CuPy's current device is per thread, and going back to another device
-would create a context there (CuPy's `Device.compute_capability` does so too). A module load waits for running kernels and holds back
-launches of other threads meanwhile, so artifacts that are ready go back to back.
+would create a context there, as CuPy's own `Device.compute_capability` does. A module
+load waits for running kernels and holds back launches of other threads meanwhile, so
+artifacts that are ready go back to back.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .._errors import DeviceError, DeviceMismatchError, LoadError
 from ._base import Kernel
 
 _ANY_DEVICE = -1
+_COMPUTE_CAPABILITY = (75, 76)  # cudaDevAttrComputeCapabilityMajor, -Minor
 
 
 class CudaKernel(Kernel):
@@ -77,13 +79,9 @@ class CudaDevice:
             1, f"kernels_async-cuda:{ordinal}", cupy.cuda.Device(ordinal).use
         )
         self.name = f"cuda:{ordinal}"
-        runtime = cupy.cuda.runtime
         major, minor = (
-            runtime.deviceGetAttribute(attribute, ordinal)
-            for attribute in (
-                runtime.cudaDevAttrComputeCapabilityMajor,
-                runtime.cudaDevAttrComputeCapabilityMinor,
-            )
+            cupy.cuda.runtime.deviceGetAttribute(attribute, ordinal)
+            for attribute in _COMPUTE_CAPABILITY
         )
         self.target = f"sm_{major}{minor}"
 

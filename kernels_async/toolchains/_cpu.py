@@ -75,7 +75,9 @@ class CpuToolchain:
         command = _find_compiler()
         version, machine = _describe(command)
         header = digest(HEADER.read_bytes())
-        return cls(command, f"c++ [{version}] for {machine} cuda_on_cpu.h {header}")
+        flags = "".join(f" {flag}" for flag in command[1:])
+        identity = f"c++ [{version}]{flags} for {machine} cuda_on_cpu.h {header}"
+        return cls(command, identity)
 
     @classmethod
     def from_configuration(cls, configuration: dict[str, Any]) -> CpuToolchain:
