@@ -94,11 +94,7 @@ class Cache:
     ) -> Kernel | None:
         """The kernel if it is loaded; never waits."""
         found = self.batch.by_pair.get((source, specialization))
-        if found is None:
-            source, specialization = (
-                as_source(source),
-                as_specialization(specialization),
-            )
+        if found is None and not self._closed:
             found = self.batch.find(self.compiler.key(source, specialization))
         return None if found is None else found.kernel
 

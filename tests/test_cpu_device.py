@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from kernels_async import (
     CompileError,
+    Compiler,
     Kernels,
     LaunchError,
     Source,
@@ -374,3 +376,30 @@ async def test_a_header_of_the_source_does_not_shadow_the_hosts_own(
     (await kernels.get(source, "k"))((1,), (1,), (out,))
 
     assert out[0] == 9
+
+
+async def test_the_flags_of_the_compiler_are_part_of_its_identity(
+    monkeypatch: pytest.MonkeyPatch, cache_dir: Path
+) -> None:
+    """Another `-D` in $CXX is another toolchain."""
+    text = "__global__ void k(int* p) { *p = SCALE; }\n"
+    values = []
+    for scale in (2, 3):
+        monkeypatch.setenv("CXX", f"c++ -DSCALE={scale}")
+        async with Kernels.open("cpu", workers=1) as kernels:
+            out = np.zeros(1, np.int32)
+            (await kernels.get(text, "k"))((1,), (1,), (out,))
+            values.append(int(out[0]))
+    assert values == [2, 3]
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+@pytest.mark.parametrize("name", ["/etc/hostname", "../x.h", "a/../../x.h"])
+async def test_a_file_of_the_hosts_is_never_included(
+    target: str, name: str, cache_dir: Path
+) -> None:
+    """Whether it is there or not; its content would not be in the key."""
+    source = Source(f'\n#include "{name}"\n__global__ void k(int* p) {{}}\n', name="x.cu")
+    async with Compiler(target, workers=1) as compiler:
+        with pytest.raises(CompileError, match=r"x\.cu:2: error: .*path of the host"):
+            await compiler.compile(source, "k")

@@ -45,6 +45,10 @@ def test_a_byte_order_mark_is_dropped() -> None:
         lambda: Source(""),
         lambda: Source(" \n"),
         lambda: Source("kernels/saxpy.cu"),
+        lambda: Source(TEXT, {"a": "", "a/b": ""}),
+        lambda: Source(TEXT, {"a" * 300: ""}),
+        lambda: Source(TEXT, name="a" * 300),
+        lambda: Source("x" * (17 << 20)),
         lambda: Source(TEXT + "\0#error"),
         lambda: Source(TEXT, {"a.h": "\0"}),
         lambda: Source("// \ud800"),
@@ -68,6 +72,7 @@ def test_a_source_that_cannot_be_right_is_refused(make: Any) -> None:
         lambda: Source(b"x"),  # type: ignore[arg-type]
         lambda: Source(None),  # type: ignore[arg-type]
         lambda: Source(TEXT, {"a.h": b""}),  # type: ignore[dict-item]
+        lambda: Source(TEXT, ["a.h"]),  # type: ignore[arg-type]
         lambda: Source(TEXT, {1: ""}),  # type: ignore[dict-item]
         lambda: Source(TEXT, name=1),  # type: ignore[arg-type]
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import pickle
 from typing import Any
 
@@ -185,3 +186,25 @@ def test_a_misspelt_option_is_told_its_spelling(option: str, hint: str) -> None:
     """Or why it is not needed."""
     with pytest.raises(SpecificationError, match=hint):
         Specialization("k", options=(option,))
+
+
+def test_an_enumeration_is_its_value() -> None:
+    """Two of them with one name and other values must not share a key."""
+
+    class Text(str, enum.Enum):  # noqa: UP042 - as older code has them
+        X = "1"
+
+    class Number(int, enum.Enum):
+        X = 2
+
+    spec = Specialization("k", {"A": Text.X, "B": Number.X})
+
+    assert dict(spec.defines) == {"A": "1", "B": "2"}
+    assert type(spec.defines["A"]) is str
+
+
+@pytest.mark.parametrize("text", ["1 \\", "1 /*", "\ud800"])
+def test_a_define_that_would_go_on_into_the_source_is_refused(text: str) -> None:
+    """It is one line before the source."""
+    with pytest.raises(SpecificationError):
+        Specialization("k", {"A": text})

@@ -210,3 +210,19 @@ def test_the_default_directory_is_named_or_the_users(
     assert default_cache_dir() == Path("/home/someone/.cache/kernels_async")
     monkeypatch.setenv("HOME", "")
     assert default_cache_dir() is None
+
+
+@pytest.mark.parametrize("found", [RuntimeError("no home"), Path("~/.cache/x")])
+def test_a_user_without_a_home_has_no_default_directory(
+    monkeypatch: pytest.MonkeyPatch, found: RuntimeError | Path
+) -> None:
+    """A user number that no password file knows, as containers have."""
+
+    def user_cache_path(*_: object, **__: object) -> Path:
+        if isinstance(found, RuntimeError):
+            raise found
+        return found
+
+    monkeypatch.delenv("KERNELS_ASYNC_CACHE_DIR")
+    monkeypatch.setattr("kernels_async._store.user_cache_path", user_cache_path)
+    assert default_cache_dir() is None
