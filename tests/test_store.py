@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from kernels_async import Artifact, Diagnostic, Resources, Severity
 from kernels_async._artifact import Output
 from kernels_async._store import RECORD, Store, default_cache_dir
 
+NOBODY = 65534
 KEY = "ab" + "c" * 62
 OTHER = "ab" + "d" * 62
 ENTRIES = {"symbol": "k<int>", "target": "sm_90", "toolchain": "nvrtc 13.5"}
@@ -163,17 +166,36 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(
     assert store.read(KEY) is not None
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_cannot_be_written_is_an_os_error(store: Store) -> None:
-    """The compiler works on without it; reads go on."""
-    publish(store)
-    for folder in [store.root, *store.root.rglob("*")]:
-        if folder.is_dir():
-            folder.chmod(0o500)
+@contextlib.contextmanager
+def as_nobody() -> Iterator[Path]:
+    """Be a user who may not write anywhere else, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        if os.geteuid() != 0:
+            yield Path(name)
+            return
+        os.chown(name, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(0)
 
-    with pytest.raises(OSError, match="denied"):
-        publish(store, OTHER)
-    assert store.read(KEY) is not None
+
+def test_a_directory_that_cannot_be_written_is_an_os_error() -> None:
+    """The compiler works on without it; reads go on."""
+    with as_nobody() as folder:
+        store = Store(folder / "store", "kernel.cubin")
+        publish(store)
+        for path in [store.root, *store.root.rglob("*")]:
+            if path.is_dir():
+                path.chmod(0o500)
+
+        with pytest.raises(OSError, match="denied"):
+            publish(store, OTHER)
+        assert store.read(KEY) is not None
+        for path in [store.root, *store.root.rglob("*")]:
+            if path.is_dir():
+                path.chmod(0o700)
 
 
 @pytest.mark.parametrize("name", ["ünï dir 日本", "a b", "x" * 200])
