@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -115,7 +116,7 @@ async def test_the_server_answers_while_other_kernels_compile(
     async with serve(cache_dir, child_environment) as client:
 
         async def ask(columns: int) -> None:
-            rows = np.random.default_rng(columns).standard_normal((3, columns))
+            rows = default_rng(columns).standard_normal((3, columns))
             answer = await client.post("/softmax", json={"rows": rows.tolist()}, timeout=30)
             powers = np.exp(rows - rows.max(1, keepdims=True))
             expected = powers / powers.sum(1, keepdims=True)
