@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ async def test_a_compile_error_leads_with_the_first_error(kernels: Kernels) -> N
         await kernels.get(source, "k")
 
     lines = str(caught.value).splitlines()
-    assert lines[0].startswith("bad.h:2:29: error: 'first' was not declared")
+    assert re.match(r"bad\.h:2:29: error: .*'first'", lines[0])
     assert "return first" in lines[1]
     assert lines[-1] == "(and 1 more error)"
 
