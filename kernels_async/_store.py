@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import shutil
+import stat
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,6 +56,9 @@ def default_cache_dir() -> Path | None:
 class Store:
     """Artifacts on disk, by key.
 
+    What it holds is loaded and run: a directory that others than its owner can write, or
+    that belongs to another user than root or this one, is not used.
+
     Args:
         root: The directory; `~` is expanded and it is made absolute once, here. It is
             made when the first artifact is published, for its owner alone.
@@ -71,6 +75,7 @@ class Store:
         """The verified artifact of that key, or `None`: it is missing or damaged."""
         entry = self._entry(key)
         try:
+            self._check_trust()
             return self._verified(key, entry, "disk")
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -91,8 +96,9 @@ class Store:
         entry is returned; a damaged one is moved away and replaced.
 
         Raises:
-            OSError: The directory cannot be written.
+            OSError: The directory cannot be written, or must not be trusted.
         """
+        self._check_trust()
         record = {
             "key": key,
             "entries": dict(entries),
@@ -111,6 +117,18 @@ class Store:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         return self._verified(key, self._entry(key), "compiled")
+
+    def _check_trust(self) -> None:
+        """Raise `PermissionError` if others can write the directory: it holds code."""
+        try:
+            found = self.root.stat()
+        except FileNotFoundError:
+            return
+        if found.st_uid not in (os.geteuid(), 0):
+            raise PermissionError(f"{self.root} belongs to user {found.st_uid}")
+        if found.st_mode & 0o022:
+            mode = stat.S_IMODE(found.st_mode)
+            raise PermissionError(f"{self.root} may be written by others ({mode:o})")
 
     def _entry(self, key: str) -> Path:
         return self.root / LAYOUT / key[:2] / key[2:]

@@ -74,6 +74,9 @@ class Kernel(ABC):
             KeyError: The kernel's program has no such variable.
         """
 
+    def __reduce__(self) -> str:
+        raise TypeError("a loaded kernel belongs to its process; pickle its request")
+
     def __repr__(self) -> str:
         return f"<Kernel {self.artifact.symbol} on {self.device}>"
 

@@ -1,0 +1,438 @@
+"""Ways of running that went wrong for people elsewhere, each with what is right here.
+
+The letters are those of the kinds of case: CR crashes, CC concurrency, CD the cache's
+directory, CI its integrity, EV the environment, AS asyncio, IT what it meets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import locale
+import os
+import pickle
+import re
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels_async import Artifact, CompileError, Compiler, Kernels, Source, _machine
+from kernels_async._store import RECORD
+
+GOOD = "template <int N> __global__ void good(int* p) { *p = N; }\n"
+SLOW = """
+extern "C" __global__ void slow(float* p) {
+  float v[32];
+  for (int i = 0; i < 32; i++) v[i] = p[i];
+#pragma unroll
+  for (int r = 0; r < 40; r++) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) v[i] = sinf(v[i]) * v[(i + r) % 32];
+  }
+  for (int i = 0; i < 32; i++) p[i] = v[i];
+}
+"""
+PROLOGUE = (
+    f"import asyncio, sys\nfrom kernels_async import *\nGOOD, SLOW = {GOOD!r}, {SLOW!r}\n"
+)
+
+
+def children(process: int) -> list[int]:
+    """The process numbers of a process's children."""
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(number) for number in text.split()]
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """Wait for `condition` to hold; its value."""
+    async with asyncio.timeout(20):
+        while not (value := condition()):
+            await asyncio.sleep(0.005)
+        return value
+
+
+async def start(
+    environment: dict[str, str], program: str, *options: str, **more: Any
+) -> asyncio.subprocess.Process:
+    """Start a program that has the library."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, *options, "-c", PROLOGUE + program),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        **more,
+    )
+
+
+async def run(environment: dict[str, str], program: str, *options: str) -> str:
+    """Run a program that has the library; its output, nothing on standard error."""
+    process = await start(environment, program, *options)
+    out, err = await process.communicate()
+    assert err.decode() == ""
+    assert process.returncode == 0
+    return out.decode()
+
+
+async def test_cr_02_a_compiler_out_of_memory_says_so_and_is_not_remembered(
+    compiler: Compiler,
+) -> None:
+    """NVRTC calls it an ordinary error; the next try may have the memory."""
+    await compiler.compile(GOOD, "good<1>")
+    (worker,) = children(os.getpid())
+    status = Path(f"/proc/{worker}/status").read_text()
+    limit = int(re.findall(r"VmSize:\s+(\d+)", status)[0]) * 1024 + (60 << 20)
+    resource.prlimit(worker, resource.RLIMIT_AS, (limit, limit))
+    cub = '#include <cub/block/block_reduce.cuh>\nextern "C" __global__ void k(int* p) {}\n'
+    with pytest.raises(Exception, match=r"(?i)memory|died"):
+        await compiler.compile(cub, "k")
+    await compiler.trim()
+
+    assert isinstance(await compiler.compile(cub, "k"), Artifact)
+
+
+async def test_cr_05_a_missing_part_of_nvrtc_is_named(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    """Not just a number."""
+    out = await run(
+        child_environment,
+        "import dataclasses, os, pathlib\n"
+        "from kernels_async.toolchains import find, Job\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "toolchain = find.__globals__['CudaToolchain']\n"
+        "library = folder / 'libnvrtc.so'\n"
+        "from cuda.pathfinder import find_nvidia_header_directory\n"
+        "import importlib.util, glob\n"
+        "found = [p for s in sys.path for p in glob.glob(s + '/nvidia/*/lib/libnvrtc.so.*')]\n"
+        "library = folder / os.path.basename(found[0])\n"
+        "import shutil; shutil.copy(found[0], library)\n"
+        "broken = toolchain(str(library), (), (13, 0), 'x')\n"
+        "os.chdir(folder)\n"
+        "try:\n"
+        "    broken.compile(Job(Source(GOOD), Specialization('good<1>'), 'sm_90'))\n"
+        "except ToolchainError as error:\n"
+        "    print(error)\n",
+    )
+    assert "NVRTC is not whole" in out
+    assert "libnvrtc-builtins" in out
+
+
+LEAVING = {
+    "closed": """
+async def main():
+    async with Compiler('sm_90', workers=1) as compiler:
+        task = asyncio.create_task(compiler.compile(SLOW, 'slow'))
+        task.add_done_callback(lambda task: task.exception())
+        await asyncio.sleep(0.5)
+""",
+    "not closed": """
+async def main():
+    compiler = await Compiler('sm_90', workers=1).__aenter__()
+    task = asyncio.create_task(compiler.compile(SLOW, 'slow'))
+    await asyncio.sleep(0.5)
+""",
+    "exit": """
+async def main():
+    kernels = Kernels(await Compiler('cpu', workers=1).__aenter__())
+    task = asyncio.create_task(kernels.get(GOOD, 'good<1>'))
+    await asyncio.sleep(0.05)
+    sys.exit(0)
+""",
+}
+
+
+@pytest.mark.parametrize("how", LEAVING)
+async def test_cr_08_leaving_in_the_middle_of_a_compile_is_quick_and_quiet(
+    child_environment: dict[str, str], how: str
+) -> None:
+    """Closed or not: no traceback, no orphan, no waiting for the compile."""
+    program = f"{LEAVING[how]}asyncio.run(main())\n"
+    process = await start(child_environment, program, "-Xdev")
+    workers = await until(lambda: children(process.pid))
+    began = time.monotonic()
+    out, err = await process.communicate()
+
+    assert (process.returncode, out, err) == (0, b"", b"")
+    assert time.monotonic() - began < 5
+    await until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+async def test_cc_07_many_processes_may_start_cold_on_one_key(
+    child_environment: dict[str, str],
+) -> None:
+    """All get the kernel, whoever publishes first."""
+    program = (
+        "async def main():\n"
+        "    async with Compiler('sm_90', workers=1) as compiler:\n"
+        "        artifact = await compiler.compile(GOOD, 'good<1>')\n"
+        "        print(artifact.entry, artifact.output_digest)\n"
+        "asyncio.run(main())\n"
+    )
+    found = await asyncio.gather(*(run(child_environment, program) for _ in range(6)))
+
+    assert len(set(found)) == 1
+    assert found[0].startswith("_Z4goodILi1EEvPi ")
+
+
+async def test_cc_13_a_daemonic_process_may_compile(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    """Which may not have children of `multiprocessing`'s."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        PROLOGUE + "import multiprocessing\n"
+        "async def work():\n"
+        "    async with Compiler('sm_90', workers=1) as compiler:\n"
+        "        print((await compiler.compile(GOOD, 'good<1>')).entry, flush=True)\n"
+        "def main():\n"
+        "    asyncio.run(work())\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=main, daemon=True)\n"
+        "    process.start(); process.join()\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(script)),
+        env=child_environment,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert (await process.communicate())[0] == b"_Z4goodILi1EEvPi\n"
+
+
+async def test_cc_14_an_interrupt_of_the_group_does_not_reach_the_workers(
+    child_environment: dict[str, str],
+) -> None:
+    """Ctrl-C is the server's to handle: it ends, once, and they with it."""
+    process = await start(
+        child_environment,
+        "async def main():\n"
+        "    async with Compiler('sm_90', workers=1) as compiler:\n"
+        "        await compiler.compile(SLOW, 'slow')\n"
+        "try:\n    asyncio.run(main())\nexcept KeyboardInterrupt:\n    print('interrupted')\n",
+        start_new_session=True,
+    )
+    (worker,) = await until(lambda: children(process.pid))
+    await asyncio.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = await process.communicate()
+
+    assert (out, err) == (b"interrupted\n", b"")
+    await until(lambda: not Path(f"/proc/{worker}").exists())
+
+
+def test_cc_17_workers_are_bounded_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds some 400 MB after a compile of CUB, and does not give it back."""
+    monkeypatch.setattr(_machine, "_processors", lambda: 64)
+    monkeypatch.setattr(_machine, "_available_memory", lambda: 3 << 30)
+    assert _machine.default_workers() == 6
+    monkeypatch.setattr(_machine, "_available_memory", lambda: 0)
+    assert _machine.default_workers() == 1
+    monkeypatch.setattr(_machine, "_processors", lambda: 2)
+    monkeypatch.setattr(_machine, "_available_memory", lambda: 1 << 40)
+    assert _machine.default_workers() == 2
+
+
+@pytest.mark.parametrize("error", [OSError(16, "EBUSY"), OSError(116, "ESTALE")])
+@pytest.mark.parametrize("call", ["rename", "mkdir", "read_bytes"])
+async def test_cd_01_an_error_of_the_file_system_loses_no_kernel(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, error: OSError, call: str
+) -> None:
+    """A network file system has them; the kernel is delivered all the same."""
+    real = getattr(Path, call)
+    calls: list[Path] = []
+
+    def once(self: Path, *arguments: Any, **more: Any) -> Any:
+        if "cache" in str(self) and not calls:
+            calls.append(self)
+            raise error
+        return real(self, *arguments, **more)
+
+    monkeypatch.setattr(Path, call, once)
+    assert isinstance(await compiler.compile(GOOD, "good<1>"), Artifact)
+    assert isinstance(await compiler.compile(GOOD, "good<1>"), Artifact)
+    assert calls
+
+
+async def test_cd_07_an_unreadable_entry_is_a_miss(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, cache_dir: Path
+) -> None:
+    """Another user's, say; not a PermissionError."""
+    await compiler.compile(GOOD, "good<1>")
+    real = Path.read_bytes
+
+    def denied(self: Path) -> bytes:
+        if self.name == RECORD and cache_dir in self.parents:
+            raise PermissionError(13, "denied")
+        return real(self)
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    assert isinstance(await compiler.compile(GOOD, "good<1>"), Artifact)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+async def test_cd_08_a_directory_that_others_can_write_is_not_used(
+    compiler: Compiler, cache_dir: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A planted entry is code."""
+    artifact = await compiler.compile(GOOD, "good<1>")
+    cache_dir.chmod(mode)
+    again = await compiler.compile(GOOD, "good<1>")
+
+    assert (artifact.origin, again.origin) == ("compiled", "compiled")
+    assert cache_dir not in again.path.parents
+    assert "may be written by others" in caplog.text
+
+
+async def test_cd_08_a_directory_of_another_user_is_not_used(
+    compiler: Compiler, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever owns it can change it."""
+    await compiler.compile(GOOD, "good<1>")
+    if os.geteuid() == 0:
+        os.chown(cache_dir, 65534, 65534)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    assert (await compiler.compile(GOOD, "good<1>")).origin == "compiled"
+
+
+async def test_cd_13_a_directory_deleted_while_running_is_made_again(
+    compiler: Compiler, cache_dir: Path
+) -> None:
+    """And what it held is compiled again."""
+    await compiler.compile(GOOD, "good<1>")
+    shutil.rmtree(cache_dir)
+
+    assert (await compiler.compile(GOOD, "good<1>")).origin == "compiled"
+    assert (await compiler.compile(GOOD, "good<1>")).origin == "disk"
+
+
+async def test_ci_17_nothing_in_an_entry_is_executed(
+    compiler: Compiler, tmp_path: Path
+) -> None:
+    """A planted pickle is a damaged record."""
+    artifact = await compiler.compile(GOOD, "good<1>")
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "executed",))
+
+    (artifact.path.parent / RECORD).write_bytes(pickle.dumps(Bomb()))
+
+    assert (await compiler.compile(GOOD, "good<1>")).origin == "compiled"
+    assert not (tmp_path / "executed").exists()
+
+
+async def test_ev_01_the_c_locale_takes_every_alphabet(
+    child_environment: dict[str, str],
+) -> None:
+    """Files are UTF-8, whatever the locale says."""
+    environment = child_environment | {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
+    program = (
+        "async def main():\n"
+        "    for target in ('cpu', 'sm_90'):\n"
+        "        async with Compiler(target, workers=1) as compiler:\n"
+        "            print((await compiler.compile('// h\\u00e9llo \\u65e5\\n' + GOOD,"
+        " 'good<1>')).entry)\n"
+        "asyncio.run(main())\n"
+    )
+    assert await run(environment, program) == "_Z4goodILi1EEvPi\n" * 2
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+async def test_ev_02_include_variables_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """They would not be in the key."""
+    (tmp_path / "v.h").write_text("#define VAL 1\n")
+    for name in ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "INCLUDE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", f"-I{tmp_path}")
+    async with Compiler(target, workers=1) as compiler:
+        with pytest.raises(CompileError, match=r"v\.h"):
+            await compiler.compile("#include <v.h>\n__global__ void k() {}\n", "k")
+
+
+async def test_ev_05_a_compile_leaves_the_servers_locale_alone(compiler: Compiler) -> None:
+    """It happens in another process."""
+    before = locale.setlocale(locale.LC_ALL)
+    await compiler.compile(GOOD, "good<1>")
+
+    assert locale.setlocale(locale.LC_ALL) == before
+
+
+async def test_as_04_time_outs_pile_nothing_up(compiler: Compiler) -> None:
+    """Twenty that gave up wait for one compile, and leave one worker."""
+    for _ in range(20):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await compiler.compile(SLOW, "slow")
+    assert len(children(os.getpid())) <= 1
+
+
+async def test_as_10_a_loop_that_ends_during_a_compile_is_quiet(
+    child_environment: dict[str, str],
+) -> None:
+    """No callback reaches a closed loop; the next loop works."""
+    program = (
+        "compiler = Compiler('sm_90', workers=1)\n"
+        "async def abandon():\n"
+        "    await compiler.__aenter__()\n"
+        "    asyncio.create_task(compiler.compile(SLOW, 'slow'))\n"
+        "    await asyncio.sleep(0.3)\n"
+        "async def use():\n"
+        "    async with compiler:\n"
+        "        print((await compiler.compile(GOOD, 'good<1>')).entry)\n"
+        "asyncio.run(abandon())\n"
+        "asyncio.run(use())\n"
+    )
+    assert await run(child_environment, program, "-Xdev") == "_Z4goodILi1EEvPi\n"
+
+
+async def test_as_11_uvloop_gives_the_same_results(
+    child_environment: dict[str, str],
+) -> None:
+    """The whole path, a crash and a close under it."""
+    program = (
+        "import os, signal, uvloop\n"
+        "async def main():\n"
+        "    async with Kernels.open('cpu', workers=2) as kernels:\n"
+        "        found = await asyncio.gather(\n"
+        "            *(kernels.request(GOOD, f'good<{n}>') for n in range(4)))\n"
+        "        print(len(found), len(kernels))\n"
+        "        path = f'/proc/{os.getpid()}/task/{os.getpid()}/children'\n"
+        "        for worker in open(path).read().split():\n"
+        "            os.kill(int(worker), signal.SIGKILL)\n"
+        "        await asyncio.sleep(0.2)\n"
+        "        await kernels.get(GOOD, 'good<9>')\n"
+        "    print('closed')\n"
+        "uvloop.run(main())\n"
+    )
+    assert await run(child_environment, program) == "4 4\nclosed\n"
+
+
+async def test_as_13_many_requests_at_once_are_all_served(cache_dir: Path) -> None:
+    """With as many workers as were asked for, and no more."""
+    async with Compiler("sm_90", workers=2) as compiler:
+        found = await compiler.compile_all([(GOOD, f"good<{n}>") for n in range(200)])
+        assert len(children(os.getpid())) == 2
+    assert [type(artifact) for artifact in found] == [Artifact] * 200
+
+
+async def test_it_10_a_kernel_is_not_pickled(kernels: Kernels) -> None:
+    """It belongs to its process; its request is what to send."""
+    kernel = await kernels.get(Source(GOOD), "good<1>")
+
+    with pytest.raises(TypeError, match="process"):
+        pickle.dumps(kernel)
+    assert isinstance(kernel.raw, ctypes.CDLL)
