@@ -436,3 +436,55 @@ async def test_it_10_a_kernel_is_not_pickled(kernels: Kernels) -> None:
     with pytest.raises(TypeError, match="process"):
         pickle.dumps(kernel)
     assert isinstance(kernel.raw, ctypes.CDLL)
+
+
+ELSEWHERE = {
+    "AS-01": "test_kernels.test_the_loop_keeps_ticking_during_a_batch",
+    "AS-02": "test_kernels.test_a_cancelled_waiter_disturbs_nobody",
+    "AS-05": "test_kernels.test_a_failing_specialization_fails_alone",
+    "AS-07": "test_kernels.test_each_waiter_gets_an_exception_of_its_own",
+    "AS-08": "test_kernels.test_an_await_from_another_loop_is_refused",
+    "AS-14": "test_kernels.test_closing_settles_everything",
+    "AS-16": "test_cuda_device.test_two_devices_share_one_compile_and_load_each_on_their_own",
+    "CC-04": "test_pool.test_a_worker_sees_nothing_of_the_servers_environment",
+    "CC-05": "test_pool.test_no_more_compiles_run_at_once_than_workers",
+    "CD-02": "test_store.test_a_directory_that_cannot_be_written_is_an_os_error",
+    "CD-04": "test_store.test_the_default_directory_is_named_or_the_users",
+    "CD-05": "test_store.test_a_user_without_a_home_has_no_default_directory",
+    "CD-10": "test_store.test_a_relative_directory_is_resolved_once",
+    "CD-11": "test_store.test_a_relative_directory_is_resolved_once",
+    "CD-14": "test_store.test_a_damaged_entry_is_a_miss_and_is_replaced",
+    "CD-16": "test_store.test_what_was_published_is_read_back_whole",
+    "CD-17": "test_store.test_any_directory_name_works",
+    "CI-01": "test_store.test_an_entry_with_any_bit_flipped_or_cut_anywhere_is_a_miss",
+    "CI-02": "test_cuda_toolchain.test_a_source_without_kernels_is_told_so",
+    "CI-04": "test_store.test_a_damaged_entry_is_a_miss_and_is_replaced",
+    "CI-05": "test_store.test_a_damaged_entry_is_a_miss_and_is_replaced",
+    "CI-07": "test_source_load.test_the_source_is_content_from_then_on",
+    "CI-08": "test_source_load.test_the_source_is_content_from_then_on",
+    "CI-10": "test_cuda_toolchain.test_the_identity_names_version_digest_and_headers",
+    "CI-13": "test_digest.test_the_key_is_the_same_in_another_process_hash_seed_and_directory",
+    "CI-14": "test_digest.test_two_requests_have_one_key_only_if_they_are_equal",
+    "CI-16": "test_store.test_a_key_that_was_never_published_is_a_miss",
+    "CI-19": "test_digest.test_the_key_differs_when_any_part_of_the_request_does",
+    "CR-01": "test_pool.test_a_crash_of_the_compiler_itself_is_a_worker_crash",
+    "CR-04": "test_errors.test_every_error_survives_pickling",
+    "EV-07": "test_cuda_toolchain.test_each_architecture_is_a_target",
+    "HD-22": "test_source.test_a_source_that_cannot_be_right_is_refused",
+    "IT-01": "test_cuda_device.test_a_launch_on_pytorchs_stream_is_in_its_order",
+    "MG-01": "test_cuda_device.test_two_devices_share_one_compile_and_load_each_on_their_own",
+    "MG-02": "test_cuda_device.test_nothing_is_allocated_on_a_device_that_is_not_used",
+    "MG-07": "test_cuda_device.test_the_loop_ticks_while_a_load_waits_for_a_running_kernel",
+    "MG-08": "test_cuda_device.test_large_dynamic_shared_memory_is_allowed_on_demand",
+    "MG-10": "test_cuda_device.test_a_failed_assert_harms_neither_cache_nor_the_next_process",
+    "MG-11": "test_cuda_toolchain.test_a_symbol_that_is_not_there_names_those_that_are",
+    "NX-32": "test_cuda_toolchain.test_the_same_input_gives_the_same_bytes_in_every_process",
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_a_case_that_is_tested_elsewhere_is_tested_there(case: str) -> None:
+    """Under a name that says more than the case's letters."""
+    module, _, name = ELSEWHERE[case].partition(".")
+
+    assert f"def {name}(" in Path(__file__).with_name(f"{module}.py").read_text()

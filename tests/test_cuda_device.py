@@ -424,3 +424,58 @@ async def test_the_cpu_device_gives_the_numbers_of_the_gpu(
         kernel = await on_gpu.get(source, f"k<{name}>")
         kernel(grid, (block,), (cupy.asarray(x), found, np.int32(n)), shared_mem=shared)
         assert np.array_equal(y, found.get())
+
+
+async def test_a_launch_on_pytorchs_stream_is_in_its_order(
+    on_gpu: Kernels, cupy: Any
+) -> None:
+    """PyTorch reads on the stream what the kernel wrote there, without more ado."""
+    torch = pytest.importorskip("torch")
+    kernel = await on_gpu.get(ADD, "add<3>")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        tensor = torch.zeros(1024, dtype=torch.int32, device="cuda")
+        array = cupy.from_dlpack(tensor)
+        for _ in range(100):
+            kernel(
+                (1,), (1024,), (array,), stream=cupy.cuda.ExternalStream(stream.cuda_stream)
+            )
+            tensor.mul_(2)
+            tensor.remainder_(1000)
+        found = tensor.cpu().tolist()
+    expected = 0
+    for _ in range(100):
+        expected = (expected + 3) * 2 % 1000
+    assert found == [expected] * 1024
+
+
+async def test_a_failed_assert_harms_neither_cache_nor_the_next_process(
+    child_environment: dict[str, str], cache_dir: Path
+) -> None:
+    """It ends its process's context, as CUDA has it, and nothing more."""
+    program = (
+        "import asyncio, sys, cupy\n"
+        "from kernels_async import Kernels\n"
+        "async def main():\n"
+        "    async with Kernels.open(0) as kernels:\n"
+        "        text = 'extern \"C\" __global__ void k(int x) { assert(x == 1); }'\n"
+        "        kernel = await kernels.get(text, 'k')\n"
+        "        kernel((1,), (1,), (cupy.int32(sys.argv[1]),))\n"
+        "        try:\n"
+        "            cupy.cuda.Device().synchronize()\n"
+        "            print(kernel.artifact.origin, 'fine', flush=True)\n"
+        "        except cupy.cuda.runtime.CUDARuntimeError as error:\n"
+        "            print(kernel.artifact.origin, 'assert' in str(error), flush=True)\n"
+        "        import os; os._exit(0)\n"
+        "asyncio.run(main())\n"
+    )
+    found = []
+    for argument in ("2", "1"):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", program, argument),
+            env=child_environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        found.append((await process.communicate())[0].decode())
+    assert found == ["compiled True\n", "disk fine\n"]

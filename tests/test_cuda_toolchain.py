@@ -365,3 +365,45 @@ async def test_precompiled_headers_do_not_change_the_bytes(tmp_path: Path) -> No
     out, _ = await process.communicate()
 
     assert out.decode().split() == ["NVRTC_SUCCESS", "True"]
+
+
+async def test_messages_of_headers_lines_and_instantiations_keep_their_place(
+    compiler: Compiler,
+) -> None:
+    """A header's, a `#line`'s, a note of an error, and what was being instantiated."""
+    source = Source(
+        '#include "part.h"\n'
+        'template <int N> __device__ void check() { static_assert(N % 2 == 0, "even"); }\n'
+        "template <int N> __global__ void k(int* p) {\n"
+        "  check<N>();\n"
+        '#line 500 "generated.py"\n'
+        "  *p = lost;\n"
+        "}\n",
+        {"part.h": "\n\n__device__ int f() { return missing; }\n"},
+    )
+    with pytest.raises(CompileError) as caught:
+        await compiler.compile(source, "k<3>")
+
+    errors = [d for d in caught.value.diagnostics if d.severity is Severity.ERROR]
+    places = [(d.file, d.line) for d in errors]
+    assert places == [("part.h", 3), ("generated.py", 500), ("kernel.cu", 2)]
+    (note,) = (d for d in caught.value.diagnostics if "final comparison" in d.message)
+    assert (note.severity, note.line) == (Severity.NOTE, 2)
+    assert 'instantiation of "void check<N>() [with N=3]" at line 4' in note.excerpt
+
+
+async def test_hostile_text_in_a_message_is_made_visible(compiler: Compiler) -> None:
+    """A log goes to terminals."""
+    with pytest.raises(CompileError) as caught:
+        await compiler.compile('#error "\x1b[31mred\x07"\n__global__ void k() {}\n', "k")
+
+    everything = f"{caught.value}{caught.value.log}{caught.value.diagnostics!r}"
+    assert "\\u001b[31mred\\u0007" in str(caught.value)
+    assert "\x1b" not in everything
+    assert "\x07" not in everything
+
+
+async def test_a_mangled_symbol_is_told_to_be_written_as_cpp(compiler: Compiler) -> None:
+    """NVRTC takes names as C++ writes them."""
+    with pytest.raises(SymbolNotFoundError, match=r"hint: a symbol is written as in C\+\+"):
+        await compiler.compile(SCALE, Specialization("_Z5scaleIfLi4EEvPT_", {"VAL": 1}))

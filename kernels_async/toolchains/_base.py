@@ -109,6 +109,8 @@ def no_such_kernel(job: Job, reason: str) -> str:
     template = next((k for k in kernels if k.startswith(f"{plain}<")), None)
     if template is not None:
         text += f"\nhint: {template} is a template: name an instantiation of it"
+    elif plain.startswith("_Z"):
+        text += "\nhint: a symbol is written as in C++, not mangled"
     elif near and near[0] != plain:
         text += f"\nhint: its name is {near[0]}"
     return text
