@@ -54,10 +54,11 @@ class Cache:
         """
         try:
             # store.read, or else pool.compile and store.publish
-            artifact = await self.compiler.compile(pending.source, pending.specialization)
+            artifact = await self.compiler._make(
+                pending.key, pending.entries, pending.source, pending.specialization
+            )
             if not pending.reported:
-                await self.reporting.report(artifact)
-                pending.reported = True
+                pending.reported = await self.reporting.report(artifact)
             kernel = await loader.load(artifact)
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
             self.batch.fail(pending, error)
@@ -182,7 +183,7 @@ class Cache:
             self._refuse()
             if self.loader is not None:
                 return
-            parent = self.compiler.scope
+            parent = self.compiler._scope
             device = await self._open_device()
             scope = Scope(parent, lambda: self._end(device))
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping
@@ -16,11 +15,7 @@ from weakref import WeakValueDictionary
 from . import toolchains
 from ._artifact import Artifact
 from ._digest import Difference, artifact_key, differences, entries
-from ._errors import (
-    ClosedError,
-    SpecificationError,
-    WrongLoopError,
-)
+from ._errors import ClosedError, SpecificationError, WrongLoopError
 from ._machine import default_workers
 from ._maker import Maker
 from ._outcome import Outcome
@@ -30,8 +25,6 @@ from ._specialization import Specialization, as_specialization
 from ._store import default_cache_dir
 from .devices import open_device
 from .toolchains import Job
-
-logger = logging.getLogger("kernels_async")
 
 
 class Request(Protocol):
@@ -188,23 +181,16 @@ class Compiler:
         """
         source, specialization = as_source(source), as_specialization(specialization)
         named = self.entries(source, specialization)
-        return await self.make(artifact_key(named), named, source, specialization)
+        return await self._make(artifact_key(named), named, source, specialization)
 
-    async def make(
+    async def _make(
         self,
         key: str,
         named: Mapping[str, str],
         source: Source,
         specialization: Specialization,
     ) -> Artifact:
-        """`compile`, of a request whose key is known already.
-
-        Args:
-            key: Its key.
-            named: The entries of the key, as `entries` gives them.
-            source: The source.
-            specialization: The specialization.
-        """
+        """`compile`, for a cache that knows the request's key and its entries."""
         job = Job(source, specialization, self.target)
         return await self._maker().artifact(key, named, job).wait()
 
@@ -270,7 +256,7 @@ class Compiler:
         return entries(self.identity, self.target, as_source(source), specialization)
 
     @property
-    def scope(self) -> Scope:
+    def _scope(self) -> Scope:
         """The scope that ends with this compiler; the caches over it live inside."""
         return self._maker().scope
 
@@ -294,7 +280,7 @@ class Compiler:
         return f"<Compiler {self.target} workers={self.workers}{state}>"
 
     @property
-    def settings(self) -> tuple[object, ...]:
+    def _settings(self) -> tuple[object, ...]:
         """What makes two compilers equal: target, directory, workers and time-out."""
         return (self.target, self._root, self.workers, self._timeout)
 
@@ -316,4 +302,4 @@ def shared_compiler(target: str, **settings: Any) -> Compiler:
     """The one compiler of this process with these arguments of `Compiler`."""
     compiler = Compiler(target, **settings)
     with _sharing:
-        return _shared.setdefault(compiler.settings, compiler)
+        return _shared.setdefault(compiler._settings, compiler)

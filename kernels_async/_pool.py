@@ -110,13 +110,13 @@ class CompilePool:
 
     async def _stop(self, workers: list[_Worker]) -> None:
         for worker in workers:
-            worker.signal()
+            worker.stop()
         for worker in workers:
             await self._discard(worker)
 
     async def _discard(self, worker: _Worker) -> None:
         """End a worker and everything that it left."""
-        worker.signal()
+        worker.stop()
         with anyio.CancelScope(shield=True):
             await worker.aclose()
             await to_thread.run_sync(_remove_folder, worker.folder)
@@ -177,7 +177,8 @@ class _Worker:
         self._tail = b""
         self._stderr_ended = anyio.Event()
         self._collecting = False
-        self._signalled = False
+        self._stopped = False
+        self._busy = False
         self.idle_since = time.monotonic()
 
     @property
@@ -190,12 +191,14 @@ class _Worker:
             await self._stdin.send(frame)
 
     async def ask(self, frame: bytes) -> Output | KernelsError:
+        self._busy = True
         await self.send(frame)
         try:
             header = await self._stdout.receive_exactly(_frames.HEADER.size)
             text, data = _frames.lengths(header)
             answer = await self._stdout.receive_exactly(text)
             output = await self._stdout.receive_exactly(data)
+            self._busy = False
             if text < _BIG:
                 return _frames.outcome(answer, output)
             return await to_thread.run_sync(_frames.outcome, answer, output)
@@ -214,15 +217,18 @@ class _Worker:
         finally:
             self._stderr_ended.set()
 
-    def signal(self) -> None:
-        """Kill the process and whatever it started, once; does not wait."""
-        if not self._signalled:
-            self._signalled = True
+    def stop(self) -> None:
+        """Kill the process and whatever it started, once; does not wait.
+
+        One that died idle has started nothing, and its number may be another's by now.
+        """
+        if not self._stopped and (self.alive or self._busy):
+            self._stopped = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def aclose(self) -> None:
-        """Wait for its end, after `signal`, and let go of its pipes."""
+        """Wait for its end, after `stop`, and let go of its pipes."""
         if self._collecting:
             with anyio.move_on_after(1):
                 await self._stderr_ended.wait()

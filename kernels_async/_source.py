@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
@@ -15,12 +14,13 @@ from anyio import to_thread
 from ._errors import SpecificationError
 from ._includes import Include, is_header_name, relative, rename
 from ._reader import read_source
+from ._value import Value
 
 TEXT_LIMIT = 16 << 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Source:
+class Source(Value):
     """CUDA C++ source text and the headers that it includes, all by content.
 
     It exists so that nothing outside it and the toolchain changes what a compile
@@ -108,23 +108,9 @@ class Source:
         )
         return cls(text, headers, re.sub(r"[^\w.+-]", "_", Path(path).name))
 
-    @cached_property
-    def _values(self) -> tuple[object, ...]:
+    @property
+    def _parts(self) -> tuple[object, ...]:
         return (self.name, self.text, tuple(self.headers.items()))
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self._values)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Source):
-            return NotImplemented
-        return self._values == other._values
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (self.text, dict(self.headers), self.name))

@@ -7,18 +7,18 @@ import numbers
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 
 from . import _options
 from ._errors import SpecificationError
+from ._value import Value
 
 SYMBOL_LIMIT = 4096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Specialization:
+class Specialization(Value):
     """Which kernel of a source, compiled how.
 
     It exists to be a cheap, hashable part of a request. Equivalent spellings of an
@@ -72,24 +72,10 @@ class Specialization:
         architecture: str | None = self.__dict__["_architecture"]
         return architecture
 
-    @cached_property
-    def _values(self) -> tuple[object, ...]:
+    @property
+    def _parts(self) -> tuple[object, ...]:
         macros = tuple(self.defines.items())
         return (self.symbol, macros, tuple(self.options), self.architecture)
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self._values)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Specialization):
-            return NotImplemented
-        return self._values == other._values
 
     def __reduce__(self) -> tuple[object, ...]:
         options = tuple(self.options)

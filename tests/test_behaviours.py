@@ -17,7 +17,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +24,11 @@ import pytest
 
 from kernels_async import Artifact, CompileError, Compiler, Kernels, Source, _machine
 from kernels_async._store import RECORD
+from tests.processes import GOOD, SLOW, children, until
 
-GOOD = "template <int N> __global__ void good(int* p) { *p = N; }\n"
-SLOW = """
-extern "C" __global__ void slow(float* p) {
-  float v[32];
-  for (int i = 0; i < 32; i++) v[i] = p[i];
-#pragma unroll
-  for (int r = 0; r < 40; r++) {
-#pragma unroll
-    for (int i = 0; i < 32; i++) v[i] = sinf(v[i]) * v[(i + r) % 32];
-  }
-  for (int i = 0; i < 32; i++) p[i] = v[i];
-}
-"""
 PROLOGUE = (
     f"import asyncio, sys\nfrom kernels_async import *\nGOOD, SLOW = {GOOD!r}, {SLOW!r}\n"
 )
-
-
-def children(process: int) -> list[int]:
-    """The process numbers of a process's children."""
-    text = Path(f"/proc/{process}/task/{process}/children").read_text()
-    return [int(number) for number in text.split()]
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    """Wait for `condition` to hold; its value."""
-    async with asyncio.timeout(20):
-        while not (value := condition()):
-            await asyncio.sleep(0.005)
-        return value
 
 
 async def start(
@@ -85,7 +58,7 @@ async def test_cr_02_a_compiler_out_of_memory_says_so_and_is_not_remembered(
 ) -> None:
     """NVRTC calls it an ordinary error; the next try may have the memory."""
     await compiler.compile(GOOD, "good<1>")
-    (worker,) = children(os.getpid())
+    (worker,) = children()
     status = Path(f"/proc/{worker}/status").read_text()
     limit = int(re.findall(r"VmSize:\s+(\d+)", status)[0]) * 1024 + (60 << 20)
     resource.prlimit(worker, resource.RLIMIT_AS, (limit, limit))
@@ -377,7 +350,7 @@ async def test_as_04_time_outs_pile_nothing_up(compiler: Compiler) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await compiler.compile(SLOW, "slow")
-    assert len(children(os.getpid())) <= 1
+    assert len(children()) <= 1
 
 
 async def test_as_10_a_loop_that_ends_during_a_compile_is_quiet(
@@ -425,7 +398,7 @@ async def test_as_13_many_requests_at_once_are_all_served(cache_dir: Path) -> No
     """With as many workers as were asked for, and no more."""
     async with Compiler("sm_90", workers=2) as compiler:
         found = await compiler.compile_all([(GOOD, f"good<{n}>") for n in range(200)])
-        assert len(children(os.getpid())) == 2
+        assert len(children()) == 2
     assert [type(artifact) for artifact in found] == [Artifact] * 200
 
 

@@ -21,6 +21,7 @@ ROWS = [
         "_outcome",
         "_machine",
         "_resources",
+        "_value",
     },
     {"_digest", "_artifact", "_diagnostics", "_occupancy"},
     {"_store", "_report", "_reporters", "_scope", "toolchains", "devices"},

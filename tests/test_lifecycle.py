@@ -11,9 +11,8 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -36,6 +35,7 @@ from kernels_async import (
     WrongLoopError,
 )
 from kernels_async.devices._cpu import CpuDevice
+from tests.processes import children, until
 
 SOURCE = Source("template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n")
 SLOW = Source(
@@ -48,12 +48,6 @@ SLOW = Source(
 )  # fmt: skip
 
 
-def children() -> list[int]:
-    """The process numbers of this process's children."""
-    text = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
-    return [int(number) for number in text.split()]
-
-
 def alive(group: int) -> bool:
     """Whether any process of a group lives."""
     try:
@@ -61,14 +55,6 @@ def alive(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    """Wait for `condition` to hold; its value."""
-    async with asyncio.timeout(20):
-        while not (value := condition()):
-            await asyncio.sleep(0.002)
-        return value
 
 
 @pytest.fixture(autouse=True)
@@ -308,14 +294,17 @@ async def test_a_reporters_own_error_reaches_every_waiter_as_it_is() -> None:
             assert (caught.value.two, caught.value.__notes__) == (2, ["a note"])
 
 
-async def test_an_artifact_is_reported_if_the_first_try_had_no_reporter() -> None:
+async def test_an_artifact_is_reported_if_the_first_try_had_no_reporter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Once the reporter is there."""
     seen: list[str] = []
     async with Kernels.open("cpu", workers=1) as kernels:
         pending = kernels.request(SOURCE, "add<1>")
-        artifact = await kernels.compiler.compile(SOURCE, "add<1>")
-        artifact.path.write_bytes(b"damaged")
-        pending.attempt = None
+        with monkeypatch.context() as patched:
+            patched.setattr(CpuDevice, "_load", lambda *_: LoadError("not now"))
+            with pytest.raises(LoadError, match="not now"):
+                await pending
         kernels.reporting(lambda artifact: seen.append(artifact.symbol))
         await pending
     assert seen == ["add<1>"]
@@ -388,7 +377,7 @@ async def test_a_task_that_fails_is_logged_and_fails_alone(
         raise RuntimeError("a bug")
 
     async with Compiler("cpu", workers=1) as compiler:
-        compiler.scope.start_soon(fail)
+        compiler._scope.start_soon(fail)
         assert isinstance(await compiler.compile(SOURCE, "add<1>"), Artifact)
     assert "a bug" in caplog.text
 

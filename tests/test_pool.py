@@ -7,9 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,44 +21,7 @@ from kernels_async import (
     WorkerCrashed,
     _pool,
 )
-
-GOOD = "template <int N> __global__ void good(int* p) { *p = N; }\n"
-SLOW = """
-extern "C" __global__ void slow(float* p) {
-  float v[32];
-  for (int i = 0; i < 32; i++) v[i] = p[i];
-#pragma unroll
-  for (int r = 0; r < 40; r++) {
-#pragma unroll
-    for (int i = 0; i < 32; i++) v[i] = sinf(v[i]) * v[(i + r) % 32];
-  }
-  for (int i = 0; i < 32; i++) p[i] = v[i];
-}
-"""
-
-
-def children() -> list[int]:
-    """The process numbers of this process's children, dead ones too."""
-    return [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and _parent(entry) == os.getpid()
-    ]
-
-
-def _parent(entry: Path) -> int:
-    try:
-        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    """Wait for `condition` to hold; its value."""
-    async with asyncio.timeout(20):
-        while not (value := condition()):
-            await asyncio.sleep(0.01)
-        return value
+from tests.processes import GOOD, SLOW, children, until
 
 
 @pytest.fixture

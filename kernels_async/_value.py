@@ -1,0 +1,36 @@
+"""What makes an immutable value cheap to look up in a dictionary."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import cached_property
+
+
+class Value:
+    """Equal and hashed by `_parts`, whose hash is taken once.
+
+    Two of different classes are never equal.
+    """
+
+    @property
+    @abstractmethod
+    def _parts(self) -> tuple[object, ...]:
+        """What it is made of."""
+
+    @cached_property
+    def _compared(self) -> tuple[object, ...]:
+        return (type(self), *self._parts)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._compared)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Value):
+            return NotImplemented
+        return self._compared == other._compared
