@@ -10,6 +10,8 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import h11  # noqa: F401 - else httpx imports it in the loop
+import httpcore  # noqa: F401
 import httpx
 import numpy as np
 import pytest
