@@ -59,6 +59,16 @@ def test_the_key_differs_when_any_part_of_the_request_does(change: dict[str, Any
     assert make_key(**change) != make_key()
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"ab": "c"}, {"a": "b", "c": ""}, {"": "abc"}, {"a": "b", "": "c"}, {"abc": ""}],
+    ids=repr,
+)
+def test_no_text_can_be_shifted_into_its_neighbour(other: dict[str, str]) -> None:
+    """Names and values are preceded by their lengths."""
+    assert artifact_key(other) != artifact_key({"a": "bc"})
+
+
 NAMES = st.from_regex(r"[a-z]{1,3}", fullmatch=True)
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs", "Cc")))
 REQUESTS = st.fixed_dictionaries(

@@ -443,7 +443,7 @@ async def test_an_await_from_another_loop_is_refused() -> None:
         async def wait() -> None:
             await pending
 
-        with pytest.raises(WrongLoopError):
+        with pytest.raises(WrongLoopError, match="the cache was opened in another"):
             await asyncio.to_thread(asyncio.run, wait())
 
 

@@ -129,6 +129,11 @@ LOADS = {
         6,
     ),
     "in dead code": ({"k.cu": '#if 0\n#include "no.h"\n#endif\n#define VAL 7\n'}, [], 7),
+    "by a macro in dead code": (
+        {"k.cu": "#if 0\n#include NOWHERE\n#elif 1\n#define VAL 7\n#endif\n"},
+        [],
+        7,
+    ),
     "in a comment": (
         {"k.cu": '/*\n#include "no.h"\n*/ // \\\n#include "no.h"\n#define VAL 8\n'},
         [],
