@@ -77,6 +77,7 @@ class Compiler:
         self.workers = default_workers() if workers is None else workers
         self._root = None if chosen is None else Path(chosen).expanduser().absolute()
         self._timeout = timeout
+        self._settings = (self.target, self._root, workers, timeout)
         self._uses: dict[asyncio.AbstractEventLoop, _Use] = {}
 
     @classmethod
@@ -278,11 +279,6 @@ class Compiler:
     def __repr__(self) -> str:
         state = "" if self._uses else " closed"
         return f"<Compiler {self.target} workers={self.workers}{state}>"
-
-    @property
-    def _settings(self) -> tuple[object, ...]:
-        """What makes two compilers equal: target, directory, workers and time-out."""
-        return (self.target, self._root, self.workers, self._timeout)
 
 
 @dataclass

@@ -232,6 +232,16 @@ async def test_a_compiler_that_is_open_elsewhere_says_so() -> None:
         assert isinstance(await compiler.compile(SOURCE, "add<1>"), Artifact)
 
 
+async def test_equal_calls_share_one_compiler_whatever_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is asked for is compared, not what comes of it at the moment."""
+    async with Kernels.open("cpu") as one:
+        monkeypatch.setattr("kernels_async._compiler.default_workers", lambda: 77)
+        async with Kernels.open("cpu") as two:
+            assert one.compiler is two.compiler
+
+
 def test_equal_calls_from_many_threads_share_one_compiler() -> None:
     """However the arguments are written."""
     found: list[Compiler] = []
