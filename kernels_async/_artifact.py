@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ._diagnostics import Diagnostic, Severity
+from ._errors import SpecificationError
 from ._occupancy import blocks_at_once, most_threads, multiprocessor
 from ._resources import Resources
 
@@ -86,7 +87,15 @@ class Artifact:
 
         Returns:
             Blocks; 0 if not even one fits; `None` if the target's limits are not known.
+
+        Raises:
+            SpecificationError: There is no such block.
         """
+        if threads < 1 or dynamic_shared < 0:
+            raise SpecificationError(
+                f"a block has at least one thread and no less than 0 bytes, not {threads} "
+                f"and {dynamic_shared}"
+            )
         limits = multiprocessor(self.target)
         if self.resources is None or limits is None:
             return None

@@ -28,16 +28,13 @@ from .toolchains import Job
 
 
 class Request(Protocol):
-    """Something that was asked for, such as a `Pending`."""
+    """What knows the entries of its key: an `Artifact`, a `Pending`."""
 
     @property
-    def source(self) -> Source: ...
-
-    @property
-    def specialization(self) -> Specialization: ...
+    def entries(self) -> Mapping[str, str]: ...
 
 
-Explained = Artifact | Request | tuple[Source | str, Specialization | str]
+Explained = Request | tuple[Source | str, Specialization | str]
 
 
 class Compiler:
@@ -233,11 +230,7 @@ class Compiler:
         return differences(self._explained(first), self._explained(second))
 
     def _explained(self, request: Explained) -> Mapping[str, str]:
-        if isinstance(request, Artifact):
-            return request.entries
-        if isinstance(request, tuple):
-            return self.entries(*request)
-        return self.entries(request.source, request.specialization)
+        return self.entries(*request) if isinstance(request, tuple) else request.entries
 
     def entries(
         self, source: Source | str, specialization: Specialization | str

@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
+from ._errors import SpecificationError
+
 _TOKEN = re.compile(
-    r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"', re.DOTALL
+    r"""//(?:\\\r?\n|[^\n])*|/\*.*?\*/"""
+    r"""|R"([^\s()\\]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*\""""
+    r"""|(?<![\w'])'(?:\\.|[^'\\\n])+'""",
+    re.DOTALL,
 )
-_DIRECTIVE = re.compile(r"[ \t]*(?:#|%:)[ \t]*(\w+)[ \t]*((?:[^\n\\]|\\\n?)*)")
+_BLANK = r"(?:[ \t\f\v]|\\\r?\n)*"
+_DIRECTIVE = re.compile(rf"{_BLANK}(?:#|%:){_BLANK}(\w+){_BLANK}((?:[^\n\\]|\\\r?\n|\\)*)")
 _INCLUDED = re.compile(r'(?P<quoted>"[^"\n]+")|(?P<angled><[^>\n]+>)|(?P<macro>\w+)')
 _NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*")
 _NAME_LIMIT = 200
-_HAS_INCLUDE = re.compile(r'__has_include(?:_next)?\s*\(\s*("[^"\n]+"|<[^>\n]+>)')
+_ASKED = re.compile(r'("[^"\n]+")|__has_include\s*\(\s*(<[^>\n]+>)')
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,15 @@ def is_header_literal(text: str) -> bool:
 
 
 def without_comments(text: str) -> str:
-    """`text` with comments blanked, every other character where it was."""
+    """`text` with comments blanked, every other character where it was.
+
+    So are strings of several lines, in which nothing is a directive.
+    """
 
     def blank(match: re.Match[str]) -> str:
-        if match[0][0] != "/":
-            return match[0]
-        return re.sub(r"[^\n]", " ", match[0])
+        if match[0][0] == "/" or (match[0][0] == "R" and "\n" in match[0]):
+            return re.sub(r"[^\n]", " ", match[0])
+        return match[0]
 
     return _TOKEN.sub(blank, text)
 
@@ -88,21 +97,32 @@ def includes(text: str) -> Iterator[Include]:
         if not all(live):
             continue
         line = code.count("\n", 0, match.start(2)) + 1
-        if keyword in ("if", "elif"):
-            for asked in _HAS_INCLUDE.finditer(code, match.start(2), match.end(2)):
-                yield _include(asked, 1, line, asked=True, needed=False)
-        elif keyword == "include" and (found := _INCLUDED.match(code, match.start(2))):
+        defines_question = keyword == "define" and "__has_include" in rest
+        if keyword in ("if", "elif") or defines_question:
+            for asked in _ASKED.finditer(code, match.start(2), match.end(2)):
+                yield _include(asked, asked.lastindex or 0, line, asked=True, needed=False)
+        elif keyword == "include_next":
+            raise SpecificationError(
+                f"line {line}: #include_next depends on folders: pass the headers in "
+                "Source(headers={...})"
+            )
+        elif keyword in ("include", "import") and (
+            found := _INCLUDED.match(code, match.start(2))
+        ):
             needed = len(live) <= guard
             yield _include(found, 0, line, asked=False, needed=needed)
 
 
-def plain_defines(text: str) -> dict[str, str]:
-    """The macros of `text` that are defined as a header's name, quotes included."""
-    found = {}
+def plain_defines(text: str) -> list[tuple[str, str]]:
+    """The macros of `text` that are defined as a header's name, quotes included.
+
+    All of them: which is in force where is a preprocessor's to know.
+    """
+    found = []
     for match in _directives(without_comments(text)):
-        name, _, value = match[2].strip().partition(" ")
-        if match[1] == "define" and is_header_literal(value.strip()):
-            found[name] = value.strip()
+        name, *value = match[2].split(None, 1) or [""]
+        if match[1] == "define" and value and is_header_literal(value[0].strip()):
+            found.append((name, value[0].strip()))
     return found
 
 
@@ -117,6 +137,21 @@ def rename(text: str, choose: Callable[[Include], str | None]) -> str:
             parts += [text[end:start], opening, name, closing]
             end = stop
     return "".join([*parts, text[end:]])
+
+
+def written_out(name: str, text: str, headers: Container[str]) -> str:
+    """A header's text, the headers that it includes from beside itself by full name.
+
+    As NVRTC, which knows headers by exact names and no folders, must be told.
+    """
+    if "/" not in name:
+        return text
+
+    def choose(include: Include) -> str | None:
+        beside = relative(name, include.name)
+        return beside if include.quoted and beside in headers else None
+
+    return rename(text, choose)
 
 
 def relative(including: str, name: str) -> str:

@@ -56,7 +56,8 @@ def multiprocessor(target: str) -> Multiprocessor | None:
 
 def most_threads(resources: Resources) -> int:
     """The most threads that a block can have, for its registers; a multiple of a warp."""
-    return min(MOST_THREADS, _warps_for_registers(resources) * WARP)
+    bound = resources.max_threads or MOST_THREADS
+    return min(MOST_THREADS, bound, _warps_for_registers(resources) * WARP)
 
 
 def blocks_at_once(

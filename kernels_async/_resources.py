@@ -13,12 +13,15 @@ class Resources:
 
     Attributes:
         registers: Registers of each thread.
-        spill_stores: Bytes of registers stored to local memory, each thread.
+        spill_stores: Bytes of registers stored to local memory, each thread; those of
+            functions that were not inlined added up.
         spill_loads: Bytes loaded back, each thread.
         stack: Bytes of stack frame of each thread.
         shared: Bytes of static shared memory of each block.
         constant: Bytes of `__constant__` variables, as the cubin has them.
         barriers: Barriers of each block.
+        max_threads: The threads of a block that `__launch_bounds__` allows; 0 if it does
+            not say.
     """
 
     registers: int
@@ -28,6 +31,7 @@ class Resources:
     shared: int
     constant: int
     barriers: int
+    max_threads: int = 0
 
     @property
     def spills(self) -> int:

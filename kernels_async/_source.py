@@ -12,7 +12,7 @@ from types import MappingProxyType
 from anyio import to_thread
 
 from ._errors import SpecificationError
-from ._includes import Include, is_header_name, relative, rename
+from ._includes import is_header_name
 from ._reader import read_source
 from ._value import Value
 
@@ -32,8 +32,7 @@ class Source(Value):
         text: The source. A leading byte-order mark is dropped; a NUL character is
             refused, since NVRTC would silently stop at it.
         headers: Header text by the name that an `#include` gives it. In the header
-            `detail/a.h`, `#include "b.h"` means `detail/b.h` if there is one: it is
-            written out so here, as NVRTC knows no folders.
+            `detail/a.h`, `#include "b.h"` means `detail/b.h` if there is one.
         name: What diagnostics and debug information call the source; a bare file name.
 
     Raises:
@@ -60,10 +59,9 @@ class Source(Value):
             _header_name(name): _checked(f"header {name!r}", header)
             for name, header in sorted(self.headers.items())
         }
-        for name, header in headers.items():
+        for name in headers:
             if any(str(parent) in headers for parent in PurePosixPath(name).parents):
                 raise SpecificationError(f"header {name!r} has a header as its folder")
-            headers[name] = _written_out(name, header, headers)
         if not isinstance(self.name, str):
             raise TypeError(f"a source's name is a string, not {self.name!r}")
         if "/" in self.name or not is_header_name(self.name):
@@ -123,18 +121,6 @@ class Source(Value):
 def as_source(source: Source | str) -> Source:
     """`source`, or a `Source` of that text."""
     return source if isinstance(source, Source) else Source(source)
-
-
-def _written_out(name: str, text: str, headers: Mapping[str, str]) -> str:
-    """A header's text, the headers that it includes from beside itself by full name."""
-    if "/" not in name:
-        return text
-
-    def choose(include: Include) -> str | None:
-        beside = relative(name, include.name)
-        return beside if include.quoted and beside in headers else None
-
-    return rename(text, choose)
 
 
 def _checked(what: str, text: str) -> str:

@@ -17,7 +17,7 @@ from . import _frames
 from ._artifact import Output
 from ._diagnostics import Diagnostic, Severity
 from ._errors import CompileError, KernelsError
-from ._includes import includes, leaves_the_source
+from ._includes import includes, leaves_the_source, relative
 from ._source import Source
 from .toolchains import Job, Toolchain, from_configuration
 
@@ -52,7 +52,8 @@ def _refuse_host_files(source: Source) -> None:
     """An include that names a file of the host's is an error, whether it is there."""
     for name, text in {**source.headers, source.name: source.text}.items():
         for include in includes(text):
-            if not include.macro and leaves_the_source(include.name):
+            inside = relative(name, include.name) in source.headers
+            if not include.macro and leaves_the_source(include.name) and not inside:
                 message = (
                     f"{include.name!r} is a path of the host's: pass the header's text in "
                     "Source(headers={...}), or use Source.load"

@@ -394,6 +394,15 @@ async def test_occupancy_is_what_the_driver_answers(
                 )
 
 
+async def test_launch_bounds_are_what_the_driver_has(on_gpu: Kernels) -> None:
+    """The cubin says it before the load."""
+    for bound in ("", "__launch_bounds__(96)", "__launch_bounds__(256, 2)"):
+        text = f"__global__ void {bound} k(int* p) {{ *p = 1; }}\n"
+        kernel = await on_gpu.get(text, "k")
+        most = kernel.attributes["max_threads_per_block"]
+        assert kernel.artifact.max_threads_per_block == most
+
+
 async def test_the_cpu_device_gives_the_numbers_of_the_gpu(
     on_gpu: Kernels, cupy: Any
 ) -> None:

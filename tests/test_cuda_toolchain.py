@@ -407,3 +407,29 @@ async def test_a_mangled_symbol_is_told_to_be_written_as_cpp(compiler: Compiler)
     """NVRTC takes names as C++ writes them."""
     with pytest.raises(SymbolNotFoundError, match=r"hint: a symbol is written as in C\+\+"):
         await compiler.compile(SCALE, Specialization("_Z5scaleIfLi4EEvPT_", {"VAL": 1}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__global__ void k(int n, int* p) { float a[n]; *p = a[0]; }\n",
+        "__device__ void g(int*);\n__global__ void k(int* p) { g(p, p, p); }\n",
+        "__global__ void k(int* p) { *p = halfway; }\n",
+    ],
+)
+async def test_an_error_without_a_usual_cause_has_no_hint(
+    compiler: Compiler, text: str
+) -> None:
+    """A wrong hint is worse than none."""
+    with pytest.raises(CompileError) as caught:
+        await compiler.compile(text, "k")
+    assert "hint:" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cuda_utils.h", "nvec.h", "cubic.cuh", "complex_ops"])
+async def test_a_missing_header_of_the_users_is_not_the_toolkits(
+    compiler: Compiler, name: str
+) -> None:
+    """Whatever its name begins with."""
+    with pytest.raises(CompileError, match=r"hint: pass the header's text"):
+        await compiler.compile(f'#include "{name}"\n__global__ void k() {{}}\n', "k")

@@ -90,3 +90,13 @@ async def test_no_source_text_is_in_what_an_artifact_keeps(compiler: Compiler) -
 
     assert "VAL" not in record
     assert "__global__" not in record
+
+
+async def test_a_pending_of_another_compiler_keeps_its_own_entries(
+    compiler: Compiler,
+) -> None:
+    """It was requested for that one's target."""
+    async with Kernels.open("cpu", workers=1) as kernels:
+        pending = kernels.request(*BASE)
+        names = [difference.entry for difference in compiler.explain(BASE, pending)]
+    assert names == ["toolchain", "target"]

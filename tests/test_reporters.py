@@ -16,6 +16,7 @@ from kernels_async import (
     Resources,
     Source,
     Specialization,
+    SpecificationError,
     SpillError,
     SpillPolicy,
 )
@@ -145,3 +146,38 @@ async def test_an_artifact_tells_its_occupancy(spilling: Artifact) -> None:
         artifact = (await kernels.get("__global__ void k() {}", "k")).artifact
     assert artifact.occupancy(256) is None
     assert artifact.max_threads_per_block is None
+
+
+async def test_spills_of_functions_that_are_not_inlined_count(compiler: Compiler) -> None:
+    """They are as slow."""
+    body = SPILLS.text.replace(
+        'extern "C" __global__ void k(float* p)', "HEAD void g(float* p)"
+    )
+    text = f'{body}extern "C" __global__ void k(float* p) {{ g(p); }}\n'
+    spec = Specialization("k", {"HEAD": "__device__ __noinline__"}, ("--maxrregcount=24",))
+    artifact = await compiler.compile(text, spec)
+
+    assert artifact.resources is not None
+    assert artifact.resources.spills > 0
+    with pytest.raises(SpillError):
+        SpillPolicy(reject=1)(artifact)
+
+
+async def test_launch_bounds_limit_the_threads_of_a_block(compiler: Compiler) -> None:
+    """As the driver has it."""
+    text = "__global__ void __launch_bounds__(128) k(int* p) { *p = 1; }\n"
+    artifact = await compiler.compile(text, "k")
+
+    assert artifact.max_threads_per_block == 128
+    assert (artifact.occupancy(128), artifact.occupancy(256)) == (16, 0)
+
+
+@pytest.mark.parametrize(("threads", "dynamic"), [(0, 0), (-32, 0), (32, -1)])
+async def test_the_occupancy_of_no_block_is_refused(
+    compiler: Compiler, threads: int, dynamic: int
+) -> None:
+    """Not divided by."""
+    artifact = await compiler.compile("__global__ void k(int* p) { *p = 1; }\n", "k")
+
+    with pytest.raises(SpecificationError, match="at least one thread"):
+        artifact.occupancy(threads, dynamic)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kernels_async import Source, SpecificationError
+from kernels_async import Compiler, Kernels, Source, SpecificationError
 
 TEXT = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
 
@@ -92,3 +93,19 @@ def test_it_is_immutable_and_its_repr_does_not_show_the_text() -> None:
     with pytest.raises(TypeError):
         source.headers["a.h"] = ""  # type: ignore[index]
     assert repr(source) == f"<Source kernel.cu {len(TEXT)} characters, 1 headers>"
+
+
+async def test_a_relative_include_means_one_header_wherever_it_is_compiled() -> None:
+    """Also after a pickle, and in the worker: nothing is written out twice."""
+    source = Source(
+        '#include "a/m.h"\n__global__ void f(int* p) { *p = V; }\n',
+        {"a/m.h": '#include "n.h"\n', "a/n.h": "#define V 1\n", "a/a/n.h": "#define V 2\n"},
+    )
+    assert pickle.loads(pickle.dumps(source)) == source  # noqa: S301
+    out = np.zeros(1, np.int32)
+    async with Kernels.open("cpu", workers=1) as kernels:
+        (await kernels.get(source, "f"))((1,), (1,), (out,))
+    assert out[0] == 1
+    text = source.text.replace("*p = V", "static_assert(V == 1)")
+    async with Compiler("sm_90", workers=1) as compiler:
+        await compiler.compile(Source(text, source.headers), "f")

@@ -129,6 +129,109 @@ LOADS = {
         6,
     ),
     "in dead code": ({"k.cu": '#if 0\n#include "no.h"\n#endif\n#define VAL 7\n'}, [], 7),
+    "one that an include beside another would take": (
+        {
+            "k.cu": '#include "a/m.h"\n#include <a/n.h>\n#define VAL (M * 10 + N)\n',
+            "a/m.h": '#include "n.h"\n#define M N0\n',
+            "i/n.h": "#define N0 1\n",
+            "i/a/n.h": "#define N 2\n",
+        },
+        ["i"],
+        12,
+    ),
+    "one name at several depths": (
+        {
+            "k.cu": "#include <a/a/n.h>\n#include <a/m.h>\n#define VAL (A * 10 + B)\n",
+            "i/a/m.h": '#include "a/n.h"\n',
+            "j/a/n.h": "#define B 2\n",
+            "j/a/a/n.h": "#define A 1\n",
+        },
+        ["i", "j"],
+        12,
+    ),
+    "asked for beside a header, and only elsewhere": (
+        {
+            "k.cu": '#include "a/x.h"\n#include "tune.h"\n',
+            "a/x.h": '#if __has_include("tune.h")\n#define VAL 1\n#else\n#define VAL 2\n#endif\n',
+            "tune.h": "",
+        },
+        [],
+        2,
+    ),
+    "asked for in a define": (
+        {
+            "k.cu": '#define HAS __has_include("v.h")\n#if HAS\n#include "v.h"\n#endif\n',
+            "v.h": "#define VAL 3\n",
+        },
+        [],
+        3,
+    ),
+    "asked for by a macro with a name": (
+        {
+            "k.cu": '#define HAS(x) __has_include(x)\n#if HAS("v.h")\n#define VAL 1\n'
+            "#else\n#define VAL 2\n#endif\n",
+            "v.h": "",
+        },
+        [],
+        1,
+    ),
+    "of the toolkit's own name": (
+        {
+            "k.cu": '#include "math_constants.h"\n#define VAL MINE\n',
+            "math_constants.h": "#pragma once\n#define MINE 4\n",
+        },
+        [],
+        4,
+    ),
+    "after a raw string": (
+        {
+            "k.cu": '__device__ const char text[] = R"x-y(\n#include "no.h"\n)x-y";\n#include "v.h"\n',
+            "v.h": "#define VAL 5\n",
+        },
+        [],
+        5,
+    ),
+    "after a character": (
+        {
+            "k.cu": '#define C \'"\' /* "\n#include "no.h"\n*/\n#include "v.h"\n',
+            "v.h": "#define VAL 6\n",
+        },
+        [],
+        6,
+    ),
+    "by a macro that changes": (
+        {
+            "k.cu": '#define F "a.h"\n#include F\n#undef F\n#define F "b.h"\n#include F\n'
+            "#define VAL (A + B)\n",
+            "a.h": "#define A 1\n",
+            "b.h": "#define B 2\n",
+        },
+        [],
+        3,
+    ),
+    "over several lines": (
+        {
+            "k.cu": '#include \\\n"v.h"\n# \\\n include "w.h"\n#define VAL (V + W)\n',
+            "v.h": "#define V 1\n",
+            "w.h": "#define W 2\n",
+        },
+        [],
+        3,
+    ),
+    "with other blanks": (
+        {
+            "k.cu": '#\finclude\v"v.h"\n#define\tC\t"w.h"\n#include C\n#define VAL (V + W)\n',
+            "v.h": "#define V 1\n",
+            "w.h": "#define W 3\n",
+        },
+        [],
+        4,
+    ),
+    "with a space in its name": (
+        {"k.cu": '#include "a b.h"\n', "a b.h": "#define VAL 8\n"},
+        [],
+        8,
+    ),
     "by a macro in dead code": (
         {"k.cu": "#if 0\n#include NOWHERE\n#elif 1\n#define VAL 7\n#endif\n"},
         [],
@@ -264,7 +367,7 @@ async def test_the_toolkits_headers_are_left_to_the_toolkit(write: Write) -> Non
     assert dict((await Source.load(root / "k.cu")).headers) == {}
 
 
-async def test_a_symbolic_link_is_the_file_that_it_points_to(write: Write) -> None:
+async def test_a_symbolic_link_beside_its_file_is_that_file(write: Write) -> None:
     """`#pragma once` joins them, as in a compiler."""
     root = write(
         {
@@ -275,6 +378,50 @@ async def test_a_symbolic_link_is_the_file_that_it_points_to(write: Write) -> No
     (root / "l.h").symlink_to(root / "a.h")
 
     assert await value_of(await Source.load(root / "k.cu")) == 3
+
+
+async def test_what_is_beside_a_link_is_beside_it(write: Write) -> None:
+    """Build systems make farms of links: the target's folder does not count."""
+    root = write(
+        {
+            "k.cu": f'#include "p/l.h"\n#include "q/l.h"\n#define VAL (P + Q)\n{KERNEL}',
+            "a.h": '#include "d.h"\n',
+            "p/d.h": "#define P 1\n",
+            "q/d.h": "#define Q 2\n",
+        }
+    )
+    for folder in "pq":
+        (root / folder / "l.h").symlink_to(root / "a.h")
+
+    assert await value_of(await Source.load(root / "k.cu")) == 3
+
+
+async def test_a_long_chain_of_headers_is_read(write: Write) -> None:
+    """However deep."""
+    chain = {f"h{n}.h": f'#include "h{n + 1}.h"\n' for n in range(190)}
+    root = write(
+        {"k.cu": f'#include "h0.h"\n{KERNEL}', **chain, "h190.h": "#define VAL 5\n"}
+    )
+
+    assert await value_of(await Source.load(root / "k.cu")) == 5
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"// caf\xe9\n", r"v\.h is not UTF-8"),
+        (b"\n#include_next <v.h>\n", "line 2: #include_next"),
+    ],
+)
+async def test_a_header_that_cannot_become_content_says_why(
+    write: Write, header: bytes, message: str
+) -> None:
+    """And which it is."""
+    root = write({"k.cu": f'#include "v.h"\n{KERNEL}'})
+    (root / "v.h").write_bytes(header)
+
+    with pytest.raises(SpecificationError, match=message):
+        await Source.load(root / "k.cu")
 
 
 async def test_a_file_that_is_not_there_is_the_systems_error(tmp_path: Path) -> None:

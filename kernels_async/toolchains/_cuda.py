@@ -9,8 +9,10 @@ fails the whole program, its output holds a seed of the process unless it is giv
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
+import struct
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +26,7 @@ from .._artifact import Output
 from .._diagnostics import Diagnostic, Severity, printable, summarize
 from .._digest import digest
 from .._errors import CompileError, SymbolNotFoundError, ToolchainError
+from .._includes import written_out
 from . import _nvrtc_log
 from ._base import Job, no_such_kernel
 from ._hints import with_hint
@@ -31,6 +34,8 @@ from ._hints import with_hint
 _INSTALL = "pip install 'kernels_async[cuda13]' (or [cuda12]), or install a CUDA toolkit"
 _SEED = "kernels_async"
 _OLDEST = (12, 9)
+_SIZED = 4
+_LAUNCH_BOUNDS = (0x05, 0x10)  # EIATTR_MAX_THREADS, EIATTR_REQNTID
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,11 @@ class CudaToolchain:
                 log=printable(text),
             )
         seconds = time.perf_counter() - started
-        resources = replace(log.kernels[entry], constant=_constant_bytes(data))
+        resources = replace(
+            log.kernels[entry],
+            constant=_constant_bytes(data),
+            max_threads=_launch_bound(data, entry),
+        )
         return Output(data, entry, tuple(log.diagnostics), resources, seconds)
 
     def _options(self, job: Job) -> list[str]:
@@ -147,7 +156,8 @@ class _Nvrtc:
         return results[0] if len(results) == 1 else results
 
     def program(self, job: Job) -> Any:
-        headers = job.source.headers
+        given = job.source.headers
+        headers = {n: written_out(n, text, given) for n, text in given.items()}
         return self.call(
             "CreateProgram",
             (_preamble(job) + job.source.text).encode(),
@@ -210,7 +220,7 @@ def _failure(
     errors = [d for d in log.diagnostics if d.severity is Severity.ERROR]
     if errors and all(d.file == _nvrtc_log.NAME_MAP for d in errors):
         return SymbolNotFoundError(
-            with_hint(no_such_kernel(job, errors[0].message), errors),
+            with_hint(no_such_kernel(job, errors[0].message), diagnostics),
             diagnostics=diagnostics,
             log=printable(text),
         )
@@ -227,6 +237,27 @@ def _constant_bytes(cubin: bytes) -> int:
 
     bank = ELFFile(BytesIO(cubin)).get_section_by_name(".nv.constant3")
     return 0 if bank is None else int(bank["sh_size"])
+
+
+def _launch_bound(cubin: bytes, entry: str) -> int:
+    """The threads of a block that the kernel was compiled for at most; 0 if not bounded.
+
+    The section `.nv.info.<entry>` is a list of attributes: a form, a number, and two
+    bytes that are the value itself or, in the form 4, the size of what follows.
+    """
+    from elftools.elf.elffile import ELFFile
+
+    section = ELFFile(BytesIO(cubin)).get_section_by_name(f".nv.info.{entry}")
+    data = b"" if section is None else section.data()
+    at = 0
+    while at + 4 <= len(data):
+        form, number, size = struct.unpack_from("<BBH", data, at)
+        at += 4
+        if form == _SIZED:
+            if number in _LAUNCH_BOUNDS and size == 12:
+                return math.prod(struct.unpack_from("<3I", data, at))
+            at += size
+    return 0
 
 
 def _about_symbol(job: Job, diagnostic: Diagnostic) -> Diagnostic:

@@ -9,7 +9,9 @@ from .._diagnostics import Diagnostic, Severity
 
 _HOST_HEADERS = (
     r"(?:std\w+\.h|math\.h|string\.h|float\.h|limits\.h|assert\.h|iostream|vector|string"
-    r"|memory|algorithm|type_traits|utility|limits|array|tuple|c\w+)"
+    r"|memory|algorithm|type_traits|utility|limits|array|tuple|functional|complex"
+    r"|c(?:assert|ctype|errno|fenv|float|inttypes|limits|locale|math|setjmp|signal"
+    r"|stdarg|stddef|stdint|stdio|stdlib|string|time|uchar|wchar))"
 )
 _HINTS = [
     (
@@ -18,7 +20,8 @@ _HINTS = [
         "none; for the rest include <cuda/std/...>, such as <cuda/std/cstdint>",
     ),
     (
-        r'open source file "crt/|open source file "(?:cuda|cub|thrust|nv|cooperative)',
+        r'open source file "(?:(?:crt|cub|cuda|thrust|nv|cooperative_groups)/'
+        r"|cooperative_groups\.h|cuda_(?:fp\d|bf16|runtime)|cuda\.h|mma\.h)",
         "a header of the toolkit is missing: pip install 'kernels_async[cuda13]' "
         "(or [cuda12])",
     ),
@@ -28,7 +31,7 @@ _HINTS = [
         "with Source.load(path, include_dirs=[...])",
     ),
     (
-        r'identifier "(?:__half|half|__nv_bfloat16|__half2)\w*"',
+        r'identifier "(?:__half2?|half2?|__nv_bfloat16\d?)"',
         "half types need #include <cuda_fp16.h> or <cuda_bf16.h>",
     ),
     (
@@ -66,11 +69,11 @@ _HINTS = [
         "non-breaking space, a curly quote, a letter of another alphabet",
     ),
     (
-        r"overloaded function",
+        r"^in symbol .*overloaded function",
         "choose one with a cast, such as (void(*)(float*))name",
     ),
     (
-        r"must form address|must have a constant value",
+        r"^in symbol .*(?:must form address|must have a constant value)",
         "a symbol names a kernel; read variables with kernel.get_global(...)",
     ),
     (

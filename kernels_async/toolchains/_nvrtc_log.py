@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .._diagnostics import Diagnostic, Severity, printable
 from .._resources import Resources
@@ -53,6 +53,16 @@ class Log:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     kernels: dict[str, Resources] = field(default_factory=dict)
 
+    def add_spills(self, entry: str, stores: int, loads: int) -> None:
+        """Add what a function that was not inlined spills to the kernel before it."""
+        known = self.kernels.get(entry)
+        if known is not None:
+            self.kernels[entry] = replace(
+                known,
+                spill_stores=known.spill_stores + stores,
+                spill_loads=known.spill_loads + loads,
+            )
+
 
 def parse(text: str) -> Log:
     """Take `text` apart; nothing in it is lost but ptxas's timings."""
@@ -72,7 +82,10 @@ def parse(text: str) -> Log:
         elif match := _FUNCTION.match(line):
             function = match[1]
         elif match := _SPILLS.match(line):
-            frames[function] = (int(match[1]), int(match[2]), int(match[3]))
+            stack, stores, loads = map(int, match.groups())
+            if function != entry:
+                log.add_spills(entry, stores, loads)
+            frames[function] = (stack, stores, loads)
         elif match := _USED.match(line):
             log.kernels[entry] = _resources(match, frames.get(entry, (0, 0, 0)))
         elif line.strip() and not _NO_MESSAGE.match(line):
@@ -94,6 +107,7 @@ def _resources(used: re.Match[str], frame: tuple[int, int, int]) -> Resources:
         shared=total(r"(\d+)(?:\+\d+)? bytes smem"),
         constant=0,
         barriers=total(r"used (\d+) barriers"),
+        max_threads=0,
     )
 
 
