@@ -9,14 +9,11 @@ fails the whole program, its output holds a seed of the process unless it is giv
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import re
-import struct
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,15 +24,13 @@ from .._diagnostics import Diagnostic, Severity, printable, summarize
 from .._digest import digest
 from .._errors import CompileError, SymbolNotFoundError, ToolchainError
 from .._includes import written_out
-from . import _nvrtc_log
+from . import _cubin, _nvrtc_log
 from ._base import Job, no_such_kernel
 from ._hints import with_hint
 
 _INSTALL = "pip install 'kernels_async[cuda13]' (or [cuda12]), or install a CUDA toolkit"
 _SEED = "kernels_async"
 _OLDEST = (12, 9)
-_SIZED = 4
-_LAUNCH_BOUNDS = (0x05, 0x10)  # EIATTR_MAX_THREADS, EIATTR_REQNTID
 
 
 @dataclass(frozen=True)
@@ -121,8 +116,8 @@ class CudaToolchain:
         seconds = time.perf_counter() - started
         resources = replace(
             log.kernels[entry],
-            constant=_constant_bytes(data),
-            max_threads=_launch_bound(data, entry),
+            constant=_cubin.constant_bytes(data),
+            max_threads=_cubin.launch_bound(data, entry),
         )
         return Output(data, entry, tuple(log.diagnostics), resources, seconds)
 
@@ -229,35 +224,6 @@ def _failure(
         leading = sorted(diagnostics, key=lambda d: not d.file)
         message = with_hint(summarize(leading), leading)
     return CompileError(message, diagnostics=diagnostics, log=printable(text))
-
-
-def _constant_bytes(cubin: bytes) -> int:
-    """The size of the bank of `__constant__` variables, which ptxas does not tell."""
-    from elftools.elf.elffile import ELFFile
-
-    bank = ELFFile(BytesIO(cubin)).get_section_by_name(".nv.constant3")
-    return 0 if bank is None else int(bank["sh_size"])
-
-
-def _launch_bound(cubin: bytes, entry: str) -> int:
-    """The threads of a block that the kernel was compiled for at most; 0 if not bounded.
-
-    The section `.nv.info.<entry>` is a list of attributes: a form, a number, and two
-    bytes that are the value itself or, in the form 4, the size of what follows.
-    """
-    from elftools.elf.elffile import ELFFile
-
-    section = ELFFile(BytesIO(cubin)).get_section_by_name(f".nv.info.{entry}")
-    data = b"" if section is None else section.data()
-    at = 0
-    while at + 4 <= len(data):
-        form, number, size = struct.unpack_from("<BBH", data, at)
-        at += 4
-        if form == _SIZED:
-            if number in _LAUNCH_BOUNDS and size == 12:
-                return math.prod(struct.unpack_from("<3I", data, at))
-            at += size
-    return 0
 
 
 def _about_symbol(job: Job, diagnostic: Diagnostic) -> Diagnostic:
