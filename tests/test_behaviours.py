@@ -17,10 +17,12 @@ import shutil
 import signal
 import sys
 import time
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from kernels_async import Artifact, CompileError, Compiler, Kernels, Source, _machine
 from kernels_async._store import RECORD
@@ -135,6 +137,30 @@ async def test_cr_08_leaving_in_the_middle_of_a_compile_is_quick_and_quiet(
     assert (process.returncode, out, err) == (0, b"", b"")
     assert time.monotonic() - began < 5
     await until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+async def test_cc_01_cc_02_a_program_may_fork_while_it_compiles(
+    child_environment: dict[str, str],
+) -> None:
+    """NVRTC runs in processes of its own, so its locks are in no state to inherit."""
+    program = (
+        "import os, warnings\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"
+        "async def compile(text, symbol):\n"
+        "    async with Compiler('sm_90', workers=1) as compiler:\n"
+        "        return (await compiler.compile(text, symbol)).symbol\n"
+        "async def main():\n"
+        "    slow = asyncio.create_task(compile(SLOW, 'slow'))\n"
+        "    await asyncio.sleep(0.3)\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        print(asyncio.run(compile(GOOD, 'good<1>')), flush=True)\n"
+        "        os._exit(0)\n"
+        "    await asyncio.to_thread(os.waitpid, child, 0)\n"
+        "    slow.cancel()\n"
+        "asyncio.run(main())\n"
+    )
+    assert await run(child_environment, program) == "good<1>\n"
 
 
 async def test_cc_07_many_processes_may_start_cold_on_one_key(
@@ -336,6 +362,26 @@ async def test_ev_02_include_variables_change_nothing(
             await compiler.compile("#include <v.h>\n__global__ void k() {}\n", "k")
 
 
+async def test_ev_04_headers_of_another_toolkit_are_not_taken(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    """NVRTC's own lie beside it, wherever `CUDA_PATH` points."""
+    other = tmp_path / "include"
+    other.mkdir()
+    (other / "cuda.h").write_text("#define CUDA_VERSION 13000\n")
+    (other / "cuda_runtime.h").write_text("#error another toolkit\n")
+    program = (
+        "from kernels_async.toolchains import find\n"
+        "toolchain = find('sm_90')\n"
+        "print(toolchain.identity, toolchain.include_dirs)\n"
+    )
+    plain = await run(child_environment, program)
+    variables = dict.fromkeys(("CUDA_PATH", "CUDA_HOME"), str(tmp_path))
+
+    assert await run(child_environment | variables, program) == plain
+    assert str(tmp_path) not in plain
+
+
 async def test_ev_05_a_compile_leaves_the_servers_locale_alone(compiler: Compiler) -> None:
     """It happens in another process."""
     before = locale.setlocale(locale.LC_ALL)
@@ -402,6 +448,37 @@ async def test_as_13_many_requests_at_once_are_all_served(cache_dir: Path) -> No
     assert [type(artifact) for artifact in found] == [Artifact] * 200
 
 
+async def test_mg_04_mg_05_the_choice_of_devices_is_the_drivers_to_read(
+    cache_dir: Path, child_environment: dict[str, str]
+) -> None:
+    """It may name a MIG slice, or reorder; what is compiled is of an architecture."""
+    program = (
+        "async def main():\n"
+        "    async with Kernels.open() as kernels, Compiler('sm_90') as compiler:\n"
+        "        kernel = await kernels.get(GOOD, 'good<1>')\n"
+        "        artifact = await compiler.compile(GOOD, 'good<1>')\n"
+        "        print(kernel.device, kernel.artifact.origin, artifact.origin)\n"
+        "asyncio.run(main())\n"
+    )
+    slice_ = "MIG-11111111-2222-3333-4444-555555555555"
+    for visible, origin in ((slice_, "compiled"), ("", "disk")):
+        environment = child_environment | {"CUDA_VISIBLE_DEVICES": visible}
+        assert await run(environment, program) == f"cpu {origin} {origin}\n"
+
+
+async def test_it_08_a_cubin_is_kept_to_its_last_byte(compiler: Compiler) -> None:
+    """Its tables of sections and of segments end where the file does."""
+    artifact = await compiler.compile(GOOD, "good<1>")
+    data = artifact.path.read_bytes()
+    header = ELFFile(BytesIO(data)).header
+    tables = (
+        header["e_shoff"] + header["e_shnum"] * header["e_shentsize"],
+        header["e_phoff"] + header["e_phnum"] * header["e_phentsize"],
+    )
+
+    assert max(tables) <= len(data)
+
+
 async def test_it_10_a_kernel_is_not_pickled(kernels: Kernels) -> None:
     """It belongs to its process; its request is what to send."""
     kernel = await kernels.get(Source(GOOD), "good<1>")
@@ -421,6 +498,8 @@ ELSEWHERE = {
     "AS-16": "test_cuda_device.test_two_devices_share_one_compile_and_load_each_on_their_own",
     "CC-04": "test_pool.test_a_worker_sees_nothing_of_the_servers_environment",
     "CC-05": "test_pool.test_no_more_compiles_run_at_once_than_workers",
+    "CC-10": "test_specialization.test_an_option_that_cannot_be_right_is_refused_with_the_reason",
+    "CC-11": "test_specialization.test_an_option_that_cannot_be_right_is_refused_with_the_reason",
     "CD-02": "test_store.test_a_directory_that_cannot_be_written_is_an_os_error",
     "CD-04": "test_store.test_the_default_directory_is_named_or_the_users",
     "CD-05": "test_store.test_a_user_without_a_home_has_no_default_directory",
@@ -442,9 +521,11 @@ ELSEWHERE = {
     "CI-19": "test_digest.test_the_key_differs_when_any_part_of_the_request_does",
     "CR-01": "test_pool.test_a_crash_of_the_compiler_itself_is_a_worker_crash",
     "CR-04": "test_errors.test_every_error_survives_pickling",
+    "CR-07": "test_pool.test_a_hanging_worker_is_killed_at_the_time_out",
     "EV-07": "test_cuda_toolchain.test_each_architecture_is_a_target",
     "HD-22": "test_source.test_a_source_that_cannot_be_right_is_refused",
     "IT-01": "test_cuda_device.test_a_launch_on_pytorchs_stream_is_in_its_order",
+    "IT-07": "test_specialization.test_a_wrong_type_is_a_type_error",
     "MG-01": "test_cuda_device.test_two_devices_share_one_compile_and_load_each_on_their_own",
     "MG-02": "test_cuda_device.test_nothing_is_allocated_on_a_device_that_is_not_used",
     "MG-07": "test_cuda_device.test_the_loop_ticks_while_a_load_waits_for_a_running_kernel",
