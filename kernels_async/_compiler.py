@@ -101,7 +101,7 @@ class Compiler:
         try:
             await use.opening.wait()
         except BaseException:
-            self._leave(loop)
+            await self._leave(loop)
             raise
         return self
 
@@ -111,9 +111,7 @@ class Compiler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        maker = self._leave(asyncio.get_running_loop())
-        if maker is not None:
-            await maker.scope.aclose()
+        await self._leave(asyncio.get_running_loop())
 
     def _enter(self, loop: asyncio.AbstractEventLoop) -> _Use:
         """Count one more user in `loop`; the first has the maker opened."""
@@ -126,16 +124,17 @@ class Compiler:
         use.users += 1
         return use
 
-    def _leave(self, loop: asyncio.AbstractEventLoop) -> Maker | None:
-        """Count one user less in `loop`; the maker, if it is for the caller to close."""
+    async def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Count one user less in `loop`; the last closes the maker, if it has opened."""
         use = self._uses.get(loop)
         if use is None:
-            return None
+            return
         use.users -= 1
         if use.users:
-            return None
+            return
         del self._uses[loop]
-        return use.opening.value
+        if use.opening.value is not None:
+            await use.opening.value.scope.aclose()
 
     async def _open(self, use: _Use) -> None:
         try:

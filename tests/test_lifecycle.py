@@ -133,6 +133,23 @@ async def test_cancelling_the_opening_leaves_nothing(turns: int) -> None:
         await manager.__aexit__(None, None, None)
 
 
+async def test_cancelling_the_opening_in_the_turn_that_it_succeeds_leaves_nothing() -> None:
+    """What has opened is closed, though nobody was given it."""
+    compiler = Compiler("cpu")
+    entering = asyncio.ensure_future(compiler.__aenter__())
+    await asyncio.sleep(0)
+    (use,) = compiler._uses.values()
+    while not use.opening.settled:
+        await asyncio.sleep(0)
+    assert entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+
+    assert use.opening.value is not None
+    with pytest.raises(ClosedError):
+        use.opening.value.scope.start_soon(asyncio.sleep, 0)
+
+
 async def test_leaving_under_a_cancelled_scope_leaves_nothing() -> None:
     """A time-out of anyio's cancels every await of the exit."""
     with anyio.move_on_after(1.5):
