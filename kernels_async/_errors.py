@@ -158,6 +158,7 @@ class ClosedError(KernelsError):
 class BuildError(ExceptionGroup[Exception], KernelsError):
     """Every failure of one `Kernels.build()`; the kernels that are not in it loaded."""
 
+    # typeshed's `derive` is generic in the exceptions, and a BuildError is not
     def derive(self, excs: Sequence[Any], /) -> BuildError:  # type: ignore[override]
         """Keep the class when `except*` splits the group; errors only, as its own."""
         return BuildError(self.message, excs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from anyio import to_thread
 from ._artifact import Artifact, Output
 from ._errors import ClosedError, ToolchainError
 from ._outcome import Outcome
-from ._pool import CompilePool
+from ._pool import CompilePool, remove_folder
 from ._scope import Scope
 from ._store import Store
 from .toolchains import Job, Toolchain, find
@@ -73,7 +72,7 @@ class Maker:
         try:
             await maker.scope.open()
         except BaseException:
-            _remove_folder(folder)
+            remove_folder(folder)
             raise
         maker.pool.watch()
         return maker
@@ -132,7 +131,7 @@ class Maker:
 
     async def _clean_up(self) -> None:
         await self.pool.aclose()
-        await to_thread.run_sync(_remove_folder, self._folder)
+        await to_thread.run_sync(remove_folder, self._folder)
 
 
 def _private_folder() -> Path:
@@ -140,7 +139,3 @@ def _private_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix="kernels_async-"))
     except OSError as error:
         raise ToolchainError(f"there is no temporary directory: {error}") from error
-
-
-def _remove_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

@@ -55,7 +55,7 @@ class Outcome(Generic[T]):
                 self._waiters.discard(waiter)
         if self._error is not None:
             raise fresh(self._error)
-        return self._value  # type: ignore[return-value]
+        return self._value  # type: ignore[return-value]  # a T: it did not fail
 
     def _wake(self) -> None:
         self.settled = True

@@ -119,7 +119,7 @@ class CompilePool:
         worker.stop()
         with anyio.CancelScope(shield=True):
             await worker.aclose()
-            await to_thread.run_sync(_remove_folder, worker.folder)
+            await to_thread.run_sync(remove_folder, worker.folder)
         self._workers.discard(worker)
 
     def _take(self) -> _Worker | None:
@@ -261,7 +261,8 @@ def _named(job: Job) -> str:
     return f"{job.specialization.symbol!r} of {job.source.name}"
 
 
-def _remove_folder(folder: str) -> None:
+def remove_folder(folder: str | Path) -> None:
+    """Remove a private folder with everything in it, as far as it goes."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -45,7 +45,7 @@ class Resources:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Resources:
         """Rebuild one from its JSON form; anything else raises `ValueError`."""
-        values = {name: record.get(name) for name in cls.__slots__}
-        if len(record) != len(values) or any(type(v) is not int for v in values.values()):
+        numbers = {name: value for name, value in record.items() if type(value) is int}
+        if len(record) != len(numbers) or numbers.keys() != set(cls.__slots__):
             raise ValueError(f"not resources: {sorted(record)}")
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**numbers)

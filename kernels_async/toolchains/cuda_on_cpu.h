@@ -841,6 +841,14 @@ inline fiber& exchange(const operation& what, unsigned mask, uint64_t value,
     return *self;
 }
 
+// The `value` of the lane `from`; the lane's own if `from` is 32 or does not take part.
+template <class T>
+inline T shuffle(const operation& what, unsigned mask, T value, unsigned from,
+                 const char* file, int line) {
+    uint64_t bits = bits_as<uint64_t>(value);
+    return low_bits_as<T>(exchange(what, mask, bits, from, file, line).result);
+}
+
 inline void finish_shuffle(fiber* const* lanes, unsigned arrived) {
     for_each_lane(arrived, [&](unsigned lane) {
         unsigned source = lanes[lane]->source;
@@ -953,34 +961,27 @@ inline int __uni_sync(unsigned mask, int predicate, KERNELS_ASYNC_SITE) {
                          KERNELS_ASYNC_SITE) {                                            \
         using namespace kernels_async_cpu;                                                \
         unsigned from = (own_lane() & ~(width - 1u)) | (source & (width - 1u));           \
-        return low_bits_as<T>(                                                            \
-            exchange(SHUFFLE, mask, bits_as<uint64_t>(value), from, file, line).result);  \
+        return shuffle(SHUFFLE, mask, value, from, file, line);                           \
     }                                                                                     \
     inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,       \
                             KERNELS_ASYNC_SITE) {                                         \
         using namespace kernels_async_cpu;                                                \
         unsigned from = delta > (own_lane() & (width - 1u)) ? 32u : own_lane() - delta;   \
-        return low_bits_as<T>(                                                            \
-            exchange(SHUFFLE_UP, mask, bits_as<uint64_t>(value), from, file, line)        \
-                .result);                                                                 \
+        return shuffle(SHUFFLE_UP, mask, value, from, file, line);                        \
     }                                                                                     \
     inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,     \
                               KERNELS_ASYNC_SITE) {                                       \
         using namespace kernels_async_cpu;                                                \
         unsigned room = width - 1u - (own_lane() & (width - 1u));                         \
         unsigned from = delta > room ? 32u : own_lane() + delta;                          \
-        return low_bits_as<T>(                                                            \
-            exchange(SHUFFLE_DOWN, mask, bits_as<uint64_t>(value), from, file, line)      \
-                .result);                                                                 \
+        return shuffle(SHUFFLE_DOWN, mask, value, from, file, line);                      \
     }                                                                                     \
     inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,       \
                              KERNELS_ASYNC_SITE) {                                        \
         using namespace kernels_async_cpu;                                                \
         unsigned from = own_lane() ^ unsigned(lane_mask);                                 \
         if (from > (own_lane() | (width - 1u))) from = 32;                                \
-        return low_bits_as<T>(                                                            \
-            exchange(SHUFFLE_XOR, mask, bits_as<uint64_t>(value), from, file, line)       \
-                .result);                                                                 \
+        return shuffle(SHUFFLE_XOR, mask, value, from, file, line);                       \
     }                                                                                     \
     inline unsigned __match_any_sync(unsigned mask, T value, KERNELS_ASYNC_SITE) {        \
         using namespace kernels_async_cpu;                                                \
