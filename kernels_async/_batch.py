@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ._outcome import Outcome
-from ._pending import Pending
+from ._errors import OverloadedError
+from ._pending import Attempt, Pending
 from ._source import Source
 from ._specialization import Specialization
 from .devices import Kernel
@@ -18,7 +18,11 @@ class Batch:
 
     A request is outstanding until something takes it, then it is being built, and then
     it is built, or outstanding again if it failed and was asked for by `request`. One
-    that only `get` asked for is forgotten when it fails.
+    that only `get` asked for is forgotten when it fails, and when its last waiter leaves
+    before a worker has it.
+
+    Args:
+        limit: How many requests may wait or be built; `None` for any number.
 
     Attributes:
         by_pair: Every known request by what it was asked as: the hit path's index.
@@ -26,7 +30,8 @@ class Batch:
         building: Requests that are being built.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
         self.by_pair: dict[Pair, Pending] = {}
         self.outstanding: dict[str, Pending] = {}
         self.building: dict[str, Pending] = {}
@@ -37,9 +42,14 @@ class Batch:
         return self._by_key.get(key)
 
     def add(self, pair: Pair, key: str, make: Callable[[], Pending]) -> Pending:
-        """The request of that key, now also known as `pair`; made if it is new."""
+        """The request of that key, now also known as `pair`; made if it is new.
+
+        Raises:
+            OverloadedError: It is new, and too many are not loaded yet.
+        """
         pending = self._by_key.get(key)
         if pending is None:
+            self._refuse_overload()
             pending = self._by_key[key] = make()
         pending.pairs.append(pair)
         self.by_pair[pair] = pending
@@ -51,13 +61,21 @@ class Batch:
         if pending.kernel is None and pending.key not in self.building:
             self.outstanding[pending.key] = pending
 
-    def claim(self, pending: Pending) -> Outcome[Kernel]:
+    def _refuse_overload(self) -> None:
+        waiting = len(self.outstanding) + len(self.building)
+        if self._limit is not None and waiting >= self._limit:
+            raise OverloadedError(
+                f"{waiting} requests are not loaded yet, and max_outstanding is "
+                f"{self._limit}: try again later"
+            )
+
+    def claim(self, pending: Pending) -> Attempt:
         """The attempt at `pending`, for someone to wait for; it need not have begun."""
         if pending.attempt is None:
-            pending.attempt = Outcome()
+            pending.attempt = Attempt(lambda: self._abandon(pending))
         return pending.attempt
 
-    def take(self, pending: Pending) -> Outcome[Kernel]:
+    def take(self, pending: Pending) -> Attempt:
         """Begin the attempt at `pending`: it is being built from now on."""
         self.outstanding.pop(pending.key, None)
         self.building[pending.key] = pending
@@ -68,34 +86,52 @@ class Batch:
         """Everything outstanding, in the order of asking."""
         return list(self.outstanding.values())
 
-    def succeed(self, pending: Pending, kernel: Kernel) -> None:
+    def succeed(self, pending: Pending, attempt: Attempt, kernel: Kernel) -> None:
         """`pending` is built; whoever waits for it gets the kernel."""
-        attempt = self._end(pending)
+        self._end(pending)
         pending.kernel = kernel
         attempt.succeed(kernel)
 
-    def fail(self, pending: Pending, error: Exception) -> None:
+    def fail(self, pending: Pending, attempt: Attempt, error: Exception) -> None:
         """The attempt failed; whoever waits for it gets the error."""
-        attempt = self._end(pending)
-        pending.failed = True
-        if pending.requested:
-            self.outstanding[pending.key] = pending
-        else:
-            self._forget(pending)
+        if pending.attempt is attempt:
+            self._end(pending)
+            pending.failed = True
+            if pending.requested:
+                self.outstanding[pending.key] = pending
+            else:
+                self._forget(pending)
         attempt.fail(error)
+
+    def _abandon(self, pending: Pending) -> None:
+        """Nobody waits for `pending` any more: drop it, if only they wanted it."""
+        attempt = pending.attempt
+        if attempt is not None and not pending.requested and not attempt.begun:
+            self._end(pending)
+            pending.failed = True
+            self._forget(pending)
+            attempt.cancelling.cancel()
 
     def clear(self, error: Exception) -> None:
         """Forget every request; whoever still waits gets the error."""
         waiting = [p.attempt for p in self._by_key.values() if p.attempt is not None]
-        for requests in (self.by_pair, self.outstanding, self.building, self._by_key):
-            requests.clear()
+        self._clear()
         for attempt in waiting:
             attempt.fail(error)
 
-    def _end(self, pending: Pending) -> Outcome[Kernel]:
+    def disown(self) -> None:
+        """Forget every request and kernel, and wake nobody: their tasks are not here."""
+        for pending in self._by_key.values():
+            pending.kernel = pending.attempt = None
+        self._clear()
+
+    def _clear(self) -> None:
+        for requests in (self.by_pair, self.outstanding, self.building, self._by_key):
+            requests.clear()
+
+    def _end(self, pending: Pending) -> None:
         self.building.pop(pending.key, None)
-        attempt, pending.attempt = self.claim(pending), None
-        return attempt
+        pending.attempt = None
 
     def _forget(self, pending: Pending) -> None:
         self._by_key.pop(pending.key, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import anyio
@@ -11,15 +12,24 @@ from anyio import to_thread
 from ._batch import Batch
 from ._compiler import Compiler
 from ._digest import artifact_key
-from ._errors import BuildError, ClosedError, DeviceMismatchError, WrongLoopError
+from ._errors import (
+    BuildError,
+    ClosedError,
+    DeviceMismatchError,
+    SpecificationError,
+    WrongLoopError,
+)
 from ._loader import Loader
 from ._outcome import Outcome
-from ._pending import Pending
+from ._outside import disown_in_children, wait_from_thread
+from ._pending import Attempt, Pending
 from ._report import Reporting
 from ._scope import Scope
 from ._source import Source, as_source
 from ._specialization import Specialization, as_specialization
 from .devices import Device, Kernel, open_device
+
+_CLOSE_SECONDS = 1.0
 
 
 class Cache:
@@ -31,12 +41,24 @@ class Cache:
     Args:
         compiler: Makes the artifacts.
         device: An open device, or what `open_device` takes.
+        max_outstanding: How many requests may be not loaded yet; `None` for any number.
+
+    Raises:
+        SpecificationError: `max_outstanding` cannot be right.
     """
 
-    def __init__(self, compiler: Compiler, device: Any) -> None:
+    def __init__(
+        self, compiler: Compiler, device: Any, max_outstanding: int | None
+    ) -> None:
+        if max_outstanding is not None and (
+            not isinstance(max_outstanding, int) or max_outstanding < 1
+        ):
+            raise SpecificationError(
+                f"max_outstanding is a number from 1, or None, not {max_outstanding!r}"
+            )
         self.compiler = compiler
-        self.batch = Batch()
-        self.reporting = Reporting()
+        self.batch = Batch(max_outstanding)
+        self.reporting = Reporting(compiler)
         self.loader: Loader | None = None
         self._wanted_device = device
         self._device: Device | None = None
@@ -45,25 +67,27 @@ class Cache:
         self._opening = anyio.Lock()
         self._building = anyio.Lock()
         self._flushing = False
-        self._closed = False
+        self._ended: str | None = None
+        disown_in_children(self)
 
-    async def _make(self, pending: Pending, loader: Loader) -> None:
+    async def _make(self, pending: Pending, attempt: Attempt, loader: Loader) -> None:
         """The path of one kernel, from its request to the settled `Pending`.
 
         It runs as a task of the cache's scope: callers only wait for what it settles.
         """
         try:
-            # store.read, or else pool.compile and store.publish
-            artifact = await self.compiler._make(
-                pending.key, pending.entries, pending.source, pending.specialization
-            )
-            if not pending.reported:
-                pending.reported = await self.reporting.report(artifact)
-            kernel = await loader.load(artifact)
+            with attempt.cancelling:
+                # store.read, or else pool.compile and store.publish
+                attempt.flight = self.compiler._flight(
+                    pending.key, pending.entries, pending.source, pending.specialization
+                )
+                artifact = await attempt.flight.wait()
+                if not pending.reported:
+                    pending.reported = await self.reporting.report(artifact)
+                kernel = await loader.load(artifact)
+                self.batch.succeed(pending, attempt, kernel)
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
-            self.batch.fail(pending, error)
-        else:
-            self.batch.succeed(pending, kernel)
+            self.batch.fail(pending, attempt, error)
 
     def pending(
         self, source: Source | str, specialization: Specialization | str
@@ -95,13 +119,22 @@ class Cache:
     ) -> Kernel | None:
         """The kernel if it is loaded; never waits."""
         found = self.batch.by_pair.get((source, specialization))
-        if found is None and not self._closed:
+        if found is None and self._ended is None:
             found = self.batch.find(self.compiler.key(source, specialization))
         return None if found is None else found.kernel
 
-    async def get(self, pending: Pending, stream: Any = None) -> Kernel:
+    async def get(
+        self,
+        source: Source | str,
+        specialization: Specialization | str,
+        stream: Any = None,
+    ) -> Kernel:
+        """The kernel of that source and specialization, built alone if it is not loaded."""
+        loader = await self.ready(stream)
+        return await self.obtain(self.pending(source, specialization), loader)
+
+    async def obtain(self, pending: Pending, loader: Loader) -> Kernel:
         """Build `pending` alone, if it is not loaded."""
-        loader = await self._ready(stream)
         if pending.kernel is not None:
             return pending.kernel
         attempt = pending.attempt
@@ -109,11 +142,24 @@ class Cache:
             (attempt,) = self._start([pending], loader)
         return await attempt.wait()
 
+    def from_thread(
+        self,
+        source: Source | str,
+        specialization: Specialization | str,
+        stream: Any,
+        timeout: float | None,
+    ) -> Kernel:
+        """`get`, blocking a thread that runs no event loop."""
+        self._refuse()
+        return wait_from_thread(
+            self._loop, lambda: self.get(source, specialization, stream), timeout
+        )
+
     async def resolve(self, pending: Pending, stream: Any = None) -> Kernel:
         """Build `pending` with everything outstanding, at the end of the loop's turn."""
         if pending.kernel is not None and stream is None:
             return pending.kernel
-        loader = await self._ready(stream)
+        loader = await self.ready(stream)
         if pending.kernel is not None:
             return pending.kernel
         attempt = pending.attempt
@@ -124,22 +170,22 @@ class Cache:
 
     async def build(self, stream: Any = None) -> None:
         """Build everything outstanding in one batch, after the one that is active."""
-        loader = await self._ready(stream)
+        loader = await self.ready(stream)
         async with self._building:
             for active in [p.attempt for p in self.batch.building.values()]:
                 await _settled(active)
             batch = self._start(self.batch.waiting(), loader)
             failures = [e for e in [await _settled(a) for a in batch] if e is not None]
-        if self._closed:
+        if self._ended is not None:
             raise ClosedError("the cache closed while it was building")
         if failures:
             raise BuildError(f"{len(failures)} of {len(batch)} kernels failed", failures)
 
-    def _start(self, pendings: list[Pending], loader: Loader) -> list[Outcome[Kernel]]:
+    def _start(self, pendings: list[Pending], loader: Loader) -> list[Attempt]:
         scope = self._open_scope()
         attempts = [self.batch.take(pending) for pending in pendings]
-        for pending in pendings:
-            scope.start_soon(self._make, pending, loader)
+        for pending, attempt in zip(pendings, attempts, strict=True):
+            scope.start_soon(self._make, pending, attempt, loader)
         return attempts
 
     def _schedule(self, loader: Loader) -> None:
@@ -150,16 +196,16 @@ class Cache:
 
     async def _flush(self, loader: Loader) -> None:
         self._flushing = False
-        if not self._closed:
+        if self._ended is None:
             self._start(self.batch.waiting(), loader)
 
     def _refuse(self) -> None:
         """Raise if the cache takes no more work, or not from here."""
-        if self._closed:
-            raise ClosedError("the cache is closed")
+        if self._ended is not None:
+            raise ClosedError(self._ended)
         self.reporting.refuse_reentry()
 
-    async def _ready(self, stream: Any) -> Loader:
+    async def ready(self, stream: Any) -> Loader:
         """Check that the caller may wait here; open the cache if it is not yet."""
         self._refuse()
         if self.loader is None:
@@ -169,12 +215,12 @@ class Cache:
         if stream is not None and self._device is not None:
             self._device.check_stream(stream)
         if self.loader is None:
-            raise ClosedError("the cache is closed")
+            raise ClosedError(self._ended or "the cache is not open")
         return self.loader
 
     def _open_scope(self) -> Scope:
-        if self._closed or self._scope is None:
-            raise ClosedError("the cache is closed")
+        if self._ended is not None or self._scope is None:
+            raise ClosedError(self._ended or "the cache is not open")
         return self._scope
 
     async def open(self) -> None:
@@ -210,13 +256,26 @@ class Cache:
         return await to_thread.run_sync(open_device, wanted)
 
     async def _end(self, device: Device) -> None:
-        """Settle everything and let go of the device, whoever ended the scope."""
+        """Settle everything and let go of the device, whoever ended the scope.
+
+        A load that waits for a running kernel is not waited for.
+        """
         self._close()
-        await to_thread.run_sync(device.close)
+        with anyio.move_on_after(_CLOSE_SECONDS):
+            await to_thread.run_sync(device.close, abandon_on_cancel=True)
 
     def _close(self) -> None:
-        self._closed = True
+        self._ended = self._ended or "the cache is closed"
         self.batch.clear(ClosedError("the cache closed"))
+
+    def disown(self) -> None:
+        """Refuse all work, in a forked child of the process that opened it."""
+        self._ended = (
+            f"the cache was opened by process {os.getppid()}, of which this one is a "
+            "fork: open one here"
+        )
+        self._scope = None
+        self.batch.disown()
 
     async def aclose(self) -> None:
         """End all work, settle every request, let go of the device; idempotent."""

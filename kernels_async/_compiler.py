@@ -17,8 +17,10 @@ from ._artifact import Artifact
 from ._digest import Difference, artifact_key, differences, entries
 from ._errors import ClosedError, SpecificationError, WrongLoopError
 from ._machine import default_workers
-from ._maker import Maker
+from ._maker import Flight, Maker
 from ._outcome import Outcome
+from ._outside import disown_in_children
+from ._report import refuse_reentry
 from ._scope import Scope
 from ._source import Source, as_source
 from ._specialization import Specialization, as_specialization
@@ -76,6 +78,11 @@ class Compiler:
         self._timeout = timeout
         self._settings = (self.target, self._root, workers, timeout)
         self._uses: dict[asyncio.AbstractEventLoop, _Use] = {}
+        disown_in_children(self)
+
+    def disown(self) -> None:
+        """Be closed, in a forked child; it may open it anew."""
+        self._uses.clear()
 
     @classmethod
     def for_device(cls, device: Any = None, **settings: Any) -> Compiler:
@@ -125,10 +132,16 @@ class Compiler:
         return use
 
     async def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count one user less in `loop`; the last closes the maker, if it has opened."""
+        """Count one user less in `loop`; the last closes the maker, if it has opened.
+
+        Raises:
+            ReentryError: A reporter of a cache over this compiler is the last to leave.
+        """
         use = self._uses.get(loop)
         if use is None:
             return
+        if use.users == 1:
+            refuse_reentry(lambda reporting: reporting.owner is self)
         use.users -= 1
         if use.users:
             return
@@ -171,25 +184,27 @@ class Compiler:
     ) -> Artifact:
         """The artifact of one request: from the store, else compiled.
 
-        Requests for one artifact share one compile. Cancelling a caller does not stop it.
+        Requests for one artifact share one compile. Cancelling a caller does not stop it;
+        one that nobody waits for any more is not begun.
 
         Raises:
             KernelsError: As each error of the tree says.
         """
         source, specialization = as_source(source), as_specialization(specialization)
         named = self.entries(source, specialization)
-        return await self._make(artifact_key(named), named, source, specialization)
+        key = artifact_key(named)
+        return await self._flight(key, named, source, specialization).wait()
 
-    async def _make(
+    def _flight(
         self,
         key: str,
         named: Mapping[str, str],
         source: Source,
         specialization: Specialization,
-    ) -> Artifact:
-        """`compile`, for a cache that knows the request's key and its entries."""
+    ) -> Flight:
+        """What `compile` awaits, for a cache that knows the request's key and entries."""
         job = Job(source, specialization, self.target)
-        return await self._maker().artifact(key, named, job).wait()
+        return self._maker().artifact(key, named, job)
 
     async def compile_all(
         self, requests: Iterable[tuple[Source | str, Specialization | str]]

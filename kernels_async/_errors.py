@@ -16,6 +16,7 @@
     ├── LoadError               the device refused the artifact
     ├── LaunchError             a kernel of the cpu device ended in an error
     ├── ReentryError            a reporter called back into its own cache
+    ├── OverloadedError         more requests than `max_outstanding` are not loaded yet
     ├── WrongLoopError          an await from a loop that does not own the cache
     ├── ClosedError             the cache or its compiler is closed
     └── BuildError              several of the above (also an ExceptionGroup)
@@ -147,8 +148,20 @@ class ReentryError(KernelsError):
     """
 
 
+class OverloadedError(KernelsError):
+    """One request more than `max_outstanding` that are not loaded yet; try again later.
+
+    Raised at once, by every call that would make a new request; requests that are known
+    and kernels that are loaded are served.
+    """
+
+
 class WrongLoopError(KernelsError):
-    """An await from an event loop other than the one the cache was opened in."""
+    """A call from an event loop that may not make it.
+
+    An await from another loop than the one that the cache was opened in, or a blocking
+    call from inside a running loop.
+    """
 
 
 class ClosedError(KernelsError):

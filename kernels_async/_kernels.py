@@ -19,6 +19,8 @@ from ._source import Source
 from ._specialization import Specialization
 from .devices import Kernel, open_device
 
+MAX_OUTSTANDING = 10_000
+
 
 class Kernels:
     """The loaded kernels of one device, by the artifact that they compile to.
@@ -37,12 +39,23 @@ class Kernels:
         compiler: Makes the artifacts.
         device: As for `open`; by default the CPU for the target `cpu`, else the first
             CUDA device.
+        max_outstanding: How many requests may be not loaded yet. One more is refused at
+            once with `OverloadedError`; `None` lifts the limit.
+
+    Raises:
+        SpecificationError: `max_outstanding` cannot be right.
     """
 
     __slots__ = ("__weakref__", "_by_pair", "_cache")
 
-    def __init__(self, compiler: Compiler, device: Any = None) -> None:
-        self._share(Cache(compiler, device))
+    def __init__(
+        self,
+        compiler: Compiler,
+        device: Any = None,
+        *,
+        max_outstanding: int | None = MAX_OUTSTANDING,
+    ) -> None:
+        self._share(Cache(compiler, device, max_outstanding))
 
     def _share(self, cache: Cache) -> None:
         self._cache = cache
@@ -57,6 +70,7 @@ class Kernels:
         cache_dir: str | os.PathLike[str] | None = None,
         workers: int | None = None,
         timeout: float = 300.0,
+        max_outstanding: int | None = MAX_OUTSTANDING,
     ) -> Opening:
         """Open a device, a compiler for it and its pool; `async with` gives the cache.
 
@@ -71,6 +85,7 @@ class Kernels:
             cache_dir: As for `Compiler`.
             workers: As for `Compiler`.
             timeout: As for `Compiler`.
+            max_outstanding: As for `Kernels`.
 
         Raises:
             DeviceError: There is no such device.
@@ -87,7 +102,8 @@ class Kernels:
                 workers=workers,
                 timeout=timeout,
             )
-            async with compiler, cls(compiler, opened) as kernels:
+            kernels = cls(compiler, opened, max_outstanding=max_outstanding)
+            async with compiler, kernels:
                 yield kernels
 
         return Opening(opening())
@@ -186,8 +202,35 @@ class Kernels:
         pending = self._by_pair.get((source, specialization))
         if pending is not None and stream is None and pending.kernel is not None:
             return pending.kernel
-        pending = self._cache.pending(source, specialization)
-        return await self._cache.get(pending, stream)
+        return await self._cache.get(source, specialization, stream)
+
+    def from_thread(
+        self,
+        source: Source | str,
+        specialization: Specialization | str,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Kernel:
+        """`get` for a thread that runs no event loop: it blocks until the kernel is there.
+
+        The work is the cache's, in its event loop, which must be running.
+
+        Args:
+            source: The source, or its text.
+            specialization: The specialization, or its symbol alone.
+            stream: A stream of the cache's device, or `None`.
+            timeout: Seconds after which to wait no longer; by default there is no limit.
+
+        Raises:
+            WrongLoopError: An event loop runs in this thread: await `get` there.
+            ClosedError: The cache is closed, or not open yet, or its loop ended.
+            TimeoutError: It took longer than `timeout`.
+            KernelsError: As for `get`.
+        """
+        pending = self._by_pair.get((source, specialization))
+        if pending is not None and stream is None and pending.kernel is not None:
+            return pending.kernel
+        return self._cache.from_thread(source, specialization, stream, timeout)
 
     def request(
         self, source: Source | str, specialization: Specialization | str

@@ -5,20 +5,50 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import anyio
 from anyio import to_thread
 
 from ._artifact import Artifact, Output
 from ._errors import ClosedError, ToolchainError
 from ._outcome import Outcome
+from ._outside import disown_in_children
 from ._pool import CompilePool, remove_folder
 from ._scope import Scope
 from ._store import Store
 from .toolchains import Job, Toolchain, find
 
 logger = logging.getLogger("kernels_async")
+
+
+class Flight(Outcome[Artifact]):
+    """One artifact in the making, for all who wait for it.
+
+    Attributes:
+        key: The artifact's key.
+        named: The entries of the key.
+        job: What to compile.
+        begun: Whether a worker has the job: from then on it is made, wanted or not.
+        cancelling: Ends the flight.
+    """
+
+    __slots__ = ("begun", "cancelling", "job", "key", "named")
+
+    def __init__(
+        self,
+        key: str,
+        named: Mapping[str, str],
+        job: Job,
+        drop: Callable[[Flight], None],
+    ) -> None:
+        super().__init__(lambda: drop(self))
+        self.key = key
+        self.named = named
+        self.job = job
+        self.begun = False
+        self.cancelling = anyio.CancelScope()
 
 
 class Maker:
@@ -50,9 +80,11 @@ class Maker:
         self._store = store
         self._fallback = Store(folder / "store", toolchain.filename)
         self._folder = folder
-        self._flights: dict[str, Outcome[Artifact]] = {}
+        self._flights: dict[str, Flight] = {}
         self._writable = store is not None
         self._telling = threading.Lock()
+        self._disowned = False
+        disown_in_children(self)
 
     @classmethod
     async def open(
@@ -77,8 +109,10 @@ class Maker:
         maker.pool.watch()
         return maker
 
-    def artifact(self, key: str, named: Mapping[str, str], job: Job) -> Outcome[Artifact]:
+    def artifact(self, key: str, named: Mapping[str, str], job: Job) -> Flight:
         """The flight that makes the artifact, started if there is none.
+
+        When its last waiter leaves before a worker has the job, it is dropped.
 
         Args:
             key: The artifact's key.
@@ -87,27 +121,39 @@ class Maker:
         """
         flight = self._flights.get(key)
         if flight is None:
-            flight = Outcome()
-            self.scope.start_soon(self._fly, key, named, job, flight)
+            flight = Flight(key, named, job, self._drop)
+            self.scope.start_soon(self._fly, flight)
             self._flights[key] = flight
         return flight
 
-    async def _fly(
-        self, key: str, named: Mapping[str, str], job: Job, flight: Outcome[Artifact]
-    ) -> None:
+    def _drop(self, flight: Flight) -> None:
+        if not flight.begun:
+            self._forget(flight)
+            flight.cancelling.cancel()
+
+    def _forget(self, flight: Flight) -> None:
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
+
+    async def _fly(self, flight: Flight) -> None:
         try:
-            flight.succeed(await self._make(key, named, job))
+            with flight.cancelling:
+                flight.succeed(await self._make(flight))
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
             flight.fail(error)
         finally:
-            del self._flights[key]
+            self._forget(flight)
             flight.fail(ClosedError("the compiler closed while it compiled"))
 
-    async def _make(self, key: str, named: Mapping[str, str], job: Job) -> Artifact:
-        artifact = await to_thread.run_sync(self._read, key)
+    async def _make(self, flight: Flight) -> Artifact:
+        artifact = await to_thread.run_sync(self._read, flight.key)
         if artifact is None:
-            output = await self.pool.compile(job)
-            artifact = await to_thread.run_sync(self._publish, key, named, output)
+            async with self.pool.turn:
+                flight.begun = True
+                output = await self.pool.compile(flight.job)
+            artifact = await to_thread.run_sync(
+                self._publish, flight.key, flight.named, output
+            )
         return artifact
 
     def _read(self, key: str) -> Artifact | None:
@@ -129,7 +175,13 @@ class Maker:
         if not told:
             logger.warning("artifacts are not kept in %s: %s", store.root, error)
 
+    def disown(self) -> None:
+        """Leave workers and folder alone, in a forked child: they are its parent's."""
+        self._disowned = True
+
     async def _clean_up(self) -> None:
+        if self._disowned:
+            return
         await self.pool.aclose()
         await to_thread.run_sync(remove_folder, self._folder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ._errors import fresh
@@ -17,12 +18,17 @@ class Outcome(Generic[T]):
     notices. Each waiter of a failure gets an exception of its own, so that tracebacks do
     not grow, and a failure that nobody awaits is silent. All waiters belong to one
     event loop.
+
+    Args:
+        abandoned: Called when the last waiter leaves before it is settled, so that the
+            owner of the work may drop it.
     """
 
-    __slots__ = ("_error", "_value", "_waiters", "settled")
+    __slots__ = ("_abandoned", "_error", "_value", "_waiters", "settled")
 
-    def __init__(self) -> None:
+    def __init__(self, abandoned: Callable[[], None] | None = None) -> None:
         self.settled = False
+        self._abandoned = abandoned
         self._waiters: set[asyncio.Future[None]] = set()
         self._value: T | None = None
         self._error: Exception | None = None
@@ -53,6 +59,8 @@ class Outcome(Generic[T]):
                 await waiter
             finally:
                 self._waiters.discard(waiter)
+                if not self.settled and not self._waiters and self._abandoned:
+                    self._abandoned()
         if self._error is not None:
             raise fresh(self._error)
         return self._value  # type: ignore[return-value]  # a T: it did not fail

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
+from ._maker import Flight
 from ._outcome import Outcome
 from ._source import Source
 from ._specialization import Specialization
@@ -58,7 +61,7 @@ class Pending:
         self.source = source
         self.specialization = specialization
         self.kernel: Kernel | None = None
-        self.attempt: Outcome[Kernel] | None = None
+        self.attempt: Attempt | None = None
         self.requested = False
         self.failed = False
         self.reported = False
@@ -90,3 +93,24 @@ class Pending:
         elif self.attempt is not None:
             state = "building"
         return f"<Pending {self.specialization.symbol} {state} {self.key[:12]}>"
+
+
+class Attempt(Outcome[Kernel]):
+    """One try at building a `Pending`, for all who wait for it.
+
+    Attributes:
+        flight: The making of its artifact, once that was asked for.
+        cancelling: Ends the try.
+    """
+
+    __slots__ = ("cancelling", "flight")
+
+    def __init__(self, abandoned: Callable[[], None]) -> None:
+        super().__init__(abandoned)
+        self.flight: Flight | None = None
+        self.cancelling = anyio.CancelScope()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a worker has the job, or the artifact is there."""
+        return self.flight is not None and (self.flight.begun or self.flight.settled)

@@ -35,7 +35,10 @@ _KEPT_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH")
 
 
 class CompilePool:
-    """Compiles jobs in worker processes, so many at once and no more.
+    """Compiles jobs in worker processes.
+
+    Attributes:
+        turn: Held by whoever compiles: so many at once and no more.
 
     Args:
         toolchain: What the workers are.
@@ -57,7 +60,7 @@ class CompilePool:
         self._timeout = timeout
         self._folder = folder
         self._scope = scope
-        self._limiter = anyio.CapacityLimiter(workers)
+        self.turn = anyio.CapacityLimiter(workers)
         self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []
 
@@ -66,7 +69,7 @@ class CompilePool:
         self._scope.start_soon(self._reap)
 
     async def compile(self, job: Job) -> Output:
-        """Compile one job, when a worker is free.
+        """Compile one job; the caller holds `turn`.
 
         Raises:
             CompileError: The compiler refused the source.
@@ -75,24 +78,23 @@ class CompilePool:
             WorkerCrashed: The worker died, or wrote what is no answer.
         """
         frame = await _encode(job)
-        async with self._limiter:
-            worker = self._take() or await self._start()
-            try:
-                with anyio.fail_after(self._timeout):
-                    outcome = await worker.ask(frame)
-            except TimeoutError:
-                await self._discard(worker)
-                raise CompileTimeout(
-                    f"{_named(job)} did not compile within {self._timeout:g} s"
-                ) from None
-            except _Died as death:
-                await self._discard(worker)
-                raise worker.crashed(job, str(death)) from None
-            except BaseException:
-                await self._discard(worker)
-                raise
-            worker.idle_since = time.monotonic()
-            self._idle.append(worker)
+        worker = self._take() or await self._start()
+        try:
+            with anyio.fail_after(self._timeout):
+                outcome = await worker.ask(frame)
+        except TimeoutError:
+            await self._discard(worker)
+            raise CompileTimeout(
+                f"{_named(job)} did not compile within {self._timeout:g} s"
+            ) from None
+        except _Died as death:
+            await self._discard(worker)
+            raise worker.crashed(job, str(death)) from None
+        except BaseException:
+            await self._discard(worker)
+            raise
+        worker.idle_since = time.monotonic()
+        self._idle.append(worker)
         if isinstance(outcome, KernelsError):
             raise outcome
         return outcome

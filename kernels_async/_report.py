@@ -32,9 +32,13 @@ class Reporting:
 
     Calls never overlap. A plain function is called in a thread, so that it may take its
     time without stalling the event loop. It may be replaced at any moment.
+
+    Args:
+        owner: What waits for the reporter as the cache does: the cache's compiler.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
         self.reporter: Reporter | None = None
         self._lock = anyio.Lock()
 
@@ -67,11 +71,16 @@ class Reporting:
 
     def refuse_reentry(self) -> None:
         """Raise `ReentryError` if a call of this reporter is what is running."""
-        if any(call.reporting is self and call.running for call in _calls.get()):
-            raise ReentryError(
-                "the reporter asked its own cache for work, which waits for the "
-                "reporter; ask from outside it"
-            )
+        refuse_reentry(lambda reporting: reporting is self)
+
+
+def refuse_reentry(waits: Callable[[Reporting], bool]) -> None:
+    """Raise `ReentryError` if the call of a reporter that `waits` names is running."""
+    if any(call.running and waits(call.reporting) for call in _calls.get()):
+        raise ReentryError(
+            "the reporter asked its own cache for work, which waits for the reporter; "
+            "ask from outside it"
+        )
 
 
 def _cancelled(error: BaseException) -> bool:
@@ -85,11 +94,16 @@ def _cancelled(error: BaseException) -> bool:
 
 
 async def invoke(reporter: Reporter, artifact: Artifact) -> None:
-    """Call a reporter: in a thread, or on the loop if it is `async`."""
+    """Call a reporter: in a thread, or on the loop if it is `async`.
+
+    A cache that closes does not wait for the thread.
+    """
     result: object
     if inspect.iscoroutinefunction(reporter):
         result = reporter(artifact)
     else:
-        result = await to_thread.run_sync(lambda: reporter(artifact))
+        result = await to_thread.run_sync(
+            lambda: reporter(artifact), abandon_on_cancel=True
+        )
     if inspect.isawaitable(result):
         await result

@@ -19,6 +19,7 @@ ROWS = [
         "_includes",
         "_reader",
         "_outcome",
+        "_outside",
         "_machine",
         "_resources",
         "_value",

@@ -21,6 +21,7 @@ NAMES = {
     *("KernelsError", "SpecificationError", "ToolchainError", "DeviceError"),
     *("DeviceMismatchError", "CompileError", "SymbolNotFoundError", "CompileTimeout"),
     *("WorkerCrashed", "ReporterError", "LoadError", "LaunchError", "ReentryError"),
+    "OverloadedError",
     *("WrongLoopError", "ClosedError", "BuildError", "SpillError"),
 }
 

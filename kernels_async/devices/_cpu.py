@@ -162,6 +162,7 @@ class CpuDevice:
         self._helpers = min(len(os.sched_getaffinity(0)), _WORKER_LIMIT) - 1
         self._threads = ThreadPoolExecutor(max(self._helpers, 1), "kernels_async-cpu")
         self._closed = False
+        self._process = os.getpid()
 
     def accepts(self, target: str) -> bool:
         """Whether artifacts for `target` run here."""
@@ -189,7 +190,8 @@ class CpuDevice:
 
     def run(self, run: Any, launch: _Launch) -> None:
         """Run every block of `launch`, on the caller's thread and the pool's."""
-        helpers = 0 if self._closed else min(self._helpers, math.prod(launch.grid) - 1)
+        alone = self._closed or os.getpid() != self._process
+        helpers = 0 if alone else min(self._helpers, math.prod(launch.grid) - 1)
         pointer = ctypes.pointer(launch)
         waiting = [self._threads.submit(run, pointer) for _ in range(helpers)]
         run(pointer)

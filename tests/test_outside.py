@@ -1,0 +1,347 @@
+"""Tests of who may use a cache from outside its loop, and of what nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels_async import (
+    Artifact,
+    ClosedError,
+    CompileError,
+    Compiler,
+    Kernel,
+    Kernels,
+    KernelsError,
+    OverloadedError,
+    ReentryError,
+    SpecificationError,
+    WrongLoopError,
+)
+from tests.processes import SLOW, children, until
+
+SOURCE = "template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n"
+
+
+def make(number: int) -> tuple[str, str]:
+    """Source and specialization of a key."""
+    return SOURCE, f"add<{number}>"
+
+
+def resume(worker: int) -> None:
+    """Let a stopped worker go on."""
+    os.kill(worker, signal.SIGCONT)
+
+
+@pytest.fixture
+async def busy() -> AsyncIterator[Kernels]:
+    """A cache whose one worker compiles something that takes long."""
+    async with Compiler("cpu", workers=1) as compiler, Kernels(compiler) as kernels:
+        await kernels.get(SOURCE, "add<0>")
+        (worker,) = children()
+        os.kill(worker, signal.SIGSTOP)
+        flight = asyncio.create_task(compiler.compile(SOURCE, "add<1>"))
+        await until(lambda: any(f.begun for f in compiler._maker()._flights.values()))
+        yield kernels
+        resume(worker)
+        await flight
+
+
+async def test_a_get_that_nobody_waits_for_is_not_compiled(busy: Kernels) -> None:
+    """It is forgotten, as if it had not been asked for."""
+    compiler = busy.compiler
+    waiters = [asyncio.create_task(busy.get(SOURCE, f"add<{n}>")) for n in range(2, 6)]
+    waiters += [asyncio.create_task(busy.get(SOURCE, "add<2>")) for _ in range(3)]
+    await until(lambda: len(compiler._maker()._flights) == 5)
+    for waiter in waiters:
+        waiter.cancel()
+    await asyncio.gather(*waiters, return_exceptions=True)
+
+    await until(lambda: len(compiler._maker()._flights) == 1)
+    assert not busy._cache.batch.building
+    assert len(busy._cache.batch.by_pair) == 1
+
+
+async def test_a_compile_that_nobody_waits_for_is_not_begun(busy: Kernels) -> None:
+    """Nor one that was asked of the compiler itself."""
+    compiler = busy.compiler
+    waiter = asyncio.create_task(compiler.compile(SOURCE, "add<2>"))
+    await until(lambda: len(compiler._maker()._flights) == 2)
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)
+
+    assert len(compiler._maker()._flights) == 1
+
+
+@pytest.mark.parametrize("stays", ["a second get", "a request", "the compiler's caller"])
+async def test_a_get_that_somebody_else_wants_is_compiled(
+    busy: Kernels, stays: str
+) -> None:
+    """The last waiter is the last of all."""
+    first = asyncio.create_task(busy.get(SOURCE, "add<2>"))
+    await until(lambda: len(busy.compiler._maker()._flights) == 2)
+    asked: Any = {
+        "a second get": busy.get,
+        "a request": busy.request,
+        "the compiler's caller": busy.compiler.compile,
+    }[stays]
+    other = asyncio.ensure_future(asked(SOURCE, "add<2>"))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    resume(*children())
+
+    assert isinstance(await other, Kernel | Artifact)
+
+
+@pytest.mark.parametrize("joins_first", [False, True])
+async def test_a_get_that_joins_as_the_last_waiter_leaves_is_served(
+    busy: Kernels, joins_first: bool
+) -> None:
+    """In the same turn of the loop, before or after the other is cancelled."""
+    leaving = asyncio.create_task(busy.get(SOURCE, "add<2>"))
+    await until(lambda: len(busy.compiler._maker()._flights) == 2)
+    if not joins_first:
+        leaving.cancel()
+    joining = asyncio.create_task(busy.get(SOURCE, "add<2>"))
+    if joins_first:
+        leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    resume(*children())
+
+    assert leaving.cancelled()
+    assert isinstance(await joining, Kernel)
+
+
+async def test_a_keyed_get_that_was_dropped_is_asked_for_again(busy: Kernels) -> None:
+    """The key is not tied to the request that nobody waited for."""
+    keyed = busy.keyed()
+    waiter = asyncio.create_task(keyed.get(7, make))
+    await until(lambda: len(busy.compiler._maker()._flights) == 2)
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)
+    resume(*children())
+
+    assert await keyed.get(7, make) is await busy.get(SOURCE, "add<7>")
+
+
+async def test_one_request_more_than_the_limit_is_refused_at_once() -> None:
+    """Known requests and loaded kernels are served; room is made by building."""
+    async with Kernels.open("cpu", workers=2, max_outstanding=2) as kernels:
+        loaded = await kernels.get(SOURCE, "add<1>")
+        first, second = (kernels.request(SOURCE, f"add<{n}>") for n in (2, 3))
+        with pytest.raises(OverloadedError, match="max_outstanding is 2"):
+            kernels.request(SOURCE, "add<4>")
+        with pytest.raises(OverloadedError):
+            kernels.keyed().request(4, make)
+        with pytest.raises(OverloadedError):
+            await kernels.get(SOURCE, "add<4>")
+        with pytest.raises(OverloadedError):
+            await kernels.keyed().get(4, make)
+        assert kernels.request(SOURCE, "add<3>") is second
+        assert await kernels.get(SOURCE, "add<1>") is loaded
+        await kernels.build()
+        assert first.built() is not None
+        assert isinstance(await kernels.get(SOURCE, "add<4>"), Kernel)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "2"])
+async def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
+    """Before anything opens."""
+    async with Compiler("cpu") as compiler:
+        with pytest.raises(SpecificationError, match="max_outstanding"):
+            Kernels(compiler, max_outstanding=limit)
+
+
+async def test_threads_get_kernels_through_the_loop(kernels: Kernels) -> None:
+    """Many threads that ask at once share one kernel; errors are as in the loop."""
+    found = await asyncio.gather(
+        *(asyncio.to_thread(kernels.from_thread, SOURCE, "add<1>") for _ in range(8))
+    )
+    assert set(found) == {await kernels.get(SOURCE, "add<1>")}
+    with pytest.raises(CompileError, match="does not name a type"):
+        await asyncio.to_thread(kernels.from_thread, "nope", "k")
+    x = np.zeros(4, np.int32)
+    await asyncio.to_thread(found[0], (1,), (4,), (x,))
+    assert x.tolist() == [1] * 4
+
+
+async def test_a_thread_waits_no_longer_than_it_said(busy: Kernels) -> None:
+    """What it asked for is not compiled then, unless somebody else wants it."""
+    with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
+        await asyncio.to_thread(busy.from_thread, SOURCE, "add<2>", timeout=0.05)
+    await until(lambda: len(busy.compiler._maker()._flights) == 1)
+
+
+async def test_a_thread_with_a_loop_of_its_own_is_told_to_await(kernels: Kernels) -> None:
+    """It would block that loop, or for ever."""
+    with pytest.raises(WrongLoopError, match="await"):
+        kernels.from_thread(SOURCE, "add<1000>")
+
+
+async def test_a_thread_is_told_that_the_cache_is_not_open_or_closed() -> None:
+    """It does not wait for what cannot come."""
+    async with Compiler("cpu") as compiler:
+        kernels = Kernels(compiler)
+        with pytest.raises(ClosedError, match="not open yet"):
+            await asyncio.to_thread(kernels.from_thread, SOURCE, "add<1>")
+        async with kernels:
+            pass
+        with pytest.raises(ClosedError, match="closed"):
+            await asyncio.to_thread(kernels.from_thread, SOURCE, "add<1>")
+
+
+def test_a_thread_does_not_wait_for_a_loop_that_ended(warm_dir: Path) -> None:
+    """Whether the loop ended before it asked or while it waits."""
+    outcomes: list[str] = []
+    opened: list[Kernels] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(_open(opened, warm_dir))
+
+    def ask() -> None:
+        try:
+            opened[0].from_thread(SOURCE, "add<1000>")
+        except ClosedError as error:
+            outcomes.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(0.1)
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0.3))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    thread.join(10)
+    ask()
+
+    assert len(outcomes) == 2
+    assert all("closed" in outcome or "ended" in outcome for outcome in outcomes)
+
+
+async def _open(opened: list[Kernels], folder: Path) -> None:
+    opened.append(await Kernels.open("cpu", cache_dir=folder, workers=1).__aenter__())
+
+
+def in_child(*calls: Callable[[], object]) -> list[str]:
+    """What each call gives or raises in a forked child, which must not hang."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        told = []
+        for call in calls:
+            try:
+                told.append(repr(call()))
+            except BaseException as error:  # noqa: BLE001 - the parent looks at it
+                told.append(repr(error))
+        os.write(writing, json.dumps(told).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        text = stream.read()
+    assert os.waitpid(child, 0)[1] == 0
+    outcomes: list[str] = json.loads(text)
+    return outcomes
+
+
+async def test_a_forked_child_is_told_that_the_cache_is_its_parents(
+    kernels: Kernels, warm_dir: Path
+) -> None:
+    """Hits included; the parent goes on, and the child may open its own."""
+    kernel = await kernels.get(SOURCE, "add<1>")
+    pending = kernels.request(SOURCE, "add<1>")
+    x = np.zeros(4, np.int32)
+
+    async def own() -> Kernel:
+        async with Kernels.open("cpu", cache_dir=warm_dir, workers=1) as mine:
+            return await mine.get(SOURCE, "add<1>")
+
+    told = await asyncio.to_thread(
+        in_child,
+        lambda: asyncio.run(kernels.get(SOURCE, "add<1>")),
+        lambda: kernels.request(SOURCE, "add<1>"),
+        lambda: asyncio.run(pending.resolve()),
+        lambda: asyncio.run(kernels.build()),
+        lambda: kernels.from_thread(SOURCE, "add<1>"),
+        lambda: asyncio.run(kernels.compiler.compile(SOURCE, "add<1>")),
+        lambda: kernels.loaded(SOURCE, "add<1>"),
+        lambda: asyncio.run(kernels.aclose()),
+        lambda: (kernel((8,), (4,), (x,)), x.tolist()),
+        lambda: asyncio.run(own()),
+    )
+    refused, rest = told[:6], told[6:]
+    assert all(text.startswith("ClosedError") for text in refused)
+    assert all("a fork" in text for text in refused[:5])
+    assert rest[:2] == ["None", "None"]
+    assert rest[2] == "(None, [8, 8, 8, 8])"
+    assert rest[3] == "<Kernel add<1> on cpu>"
+    assert await kernels.get(SOURCE, "add<1>") is kernel
+    assert isinstance(await kernels.get(SOURCE, "add<1>"), Kernel)
+
+
+async def test_a_reporter_may_not_leave_its_own_compiler() -> None:
+    """It would wait for itself; from a thread as from a task."""
+    compiler = Compiler("cpu")
+    async with compiler, Kernels(compiler) as kernels:
+        loop = asyncio.get_running_loop()
+
+        async def leave(_: Artifact) -> None:
+            await compiler.__aexit__(None, None, None)
+
+        def leave_from_thread(_: Artifact) -> None:
+            leaving = compiler.__aexit__(None, None, None)
+            asyncio.run_coroutine_threadsafe(leaving, loop).result(10)
+
+        for number, reporter in enumerate((leave, leave_from_thread)):
+            kernels.reporting(reporter)
+            with pytest.raises(KernelsError) as caught:
+                await kernels.get(SOURCE, f"add<{number}>")
+            assert isinstance(caught.value, ReentryError)
+        kernels.reporting(None)
+        assert isinstance(await kernels.get(SOURCE, "add<3>"), Kernel)
+
+
+async def test_closing_does_not_wait_for_a_reporter_in_a_thread(warm_dir: Path) -> None:
+    """Its `Pending` settles with `ClosedError` while it still runs."""
+    told, go = threading.Event(), threading.Event()
+
+    def report(_: Artifact) -> None:
+        told.set()
+        go.wait(20)
+
+    async with Kernels.open("cpu", cache_dir=warm_dir, workers=1) as kernels:
+        waiter = asyncio.ensure_future(kernels.reporting(report).request(SOURCE, "add<1>"))
+        await until(told.is_set)
+    with pytest.raises(ClosedError):
+        await waiter
+    assert not go.is_set()
+    go.set()
+
+
+async def test_closing_in_the_middle_of_everything_settles_every_request() -> None:
+    """Compiles, queued ones, a build and awaits of all kinds."""
+    async with Kernels.open("cpu", workers=2) as kernels:
+        pendings = [kernels.request(SOURCE, f"add<{n}>") for n in range(20)]
+        work: list[asyncio.Future[Any]] = [
+            *map(asyncio.ensure_future, pendings),
+            *(asyncio.ensure_future(kernels.get(SOURCE, f"add<{n}>")) for n in range(30)),
+            asyncio.ensure_future(kernels.build()),
+            asyncio.ensure_future(kernels.get(SLOW, "slow")),
+        ]
+        await until(lambda: len(children()) == 2)
+    outcomes = await asyncio.gather(*work, return_exceptions=True)
+
+    assert all(isinstance(outcome, Kernel | ClosedError) for outcome in outcomes)
+    assert any(isinstance(outcome, ClosedError) for outcome in outcomes)
+    assert not children()
