@@ -64,7 +64,7 @@ class Cache:
         self._device: Device | None = None
         self._scope: Scope | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening = anyio.Lock()
+        self._opening: Outcome[None] | None = None
         self._building = anyio.Lock()
         self._flushing = False
         self._ended: str | None = None
@@ -174,7 +174,8 @@ class Cache:
         async with self._building:
             for active in [p.attempt for p in self.batch.building.values()]:
                 await _settled(active)
-            batch = self._start(self.batch.waiting(), loader)
+            self._start(self.batch.waiting(), loader)
+            batch = [p.attempt for p in self.batch.building.values() if p.requested]
             failures = [e for e in [await _settled(a) for a in batch] if e is not None]
         if self._ended is not None:
             raise ClosedError("the cache closed while it was building")
@@ -208,13 +209,10 @@ class Cache:
     async def ready(self, stream: Any) -> Loader:
         """Check that the caller may wait here; open the cache if it is not yet."""
         self._refuse()
-        if self.loader is None:
-            await self.open()
-        if self._loop is not asyncio.get_running_loop():
-            raise WrongLoopError("the cache was opened in another event loop")
+        await self.open()
         if stream is not None and self._device is not None:
             self._device.check_stream(stream)
-        if self.loader is None:
+        if self._ended is not None or self.loader is None:
             raise ClosedError(self._ended or "the cache is not open")
         return self.loader
 
@@ -224,28 +222,51 @@ class Cache:
         return self._scope
 
     async def open(self) -> None:
-        """Open the device and the scope; a second call does nothing."""
-        async with self._opening:
-            self._refuse()
-            if self.loader is not None:
-                return
-            parent = self.compiler._scope
-            device = await self._open_device()
-            scope = Scope(parent, lambda: self._end(device))
-            try:
-                if not device.accepts(self.compiler.target):
-                    raise DeviceMismatchError(
-                        f"{device.name} ({device.target}) does not run code for "
-                        f"{self.compiler.target}"
-                    )
-                await scope.open()
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await to_thread.run_sync(device.close)
-                raise
-            self._device, self._scope = device, scope
-            self._loop = asyncio.get_running_loop()
-            self.loader = Loader(device, scope)
+        """Open the device and the scope, if they are not open, and wait for that.
+
+        A task of the compiler's scope opens them, so that a waiter that is cancelled
+        takes nothing from the others.
+        """
+        self._refuse()
+        if self._opening is None:
+            opening: Outcome[None] = Outcome()
+            self.compiler._scope.start_soon(self._open, opening)
+            self._opening, self._loop = opening, asyncio.get_running_loop()
+        elif self._loop is not asyncio.get_running_loop():
+            raise WrongLoopError("the cache was opened in another event loop")
+        await self._opening.wait()
+
+    async def _open(self, opening: Outcome[None]) -> None:
+        try:
+            await self._open_scope_and_device()
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait get it
+            self._opening = self._loop = None
+            opening.fail(error)
+        else:
+            opening.succeed(None)
+        finally:
+            opening.fail(ClosedError("the compiler closed while the cache opened"))
+
+    async def _open_scope_and_device(self) -> None:
+        parent = self.compiler._scope
+        device = await self._open_device()
+        scope = Scope(parent, lambda: self._end(device))
+        try:
+            if not device.accepts(self.compiler.target):
+                raise DeviceMismatchError(
+                    f"{device.name} ({device.target}) does not run code for "
+                    f"{self.compiler.target}"
+                )
+            await scope.open()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(device.close)
+            raise
+        if self._ended is not None:
+            await scope.aclose()
+            raise ClosedError("the cache closed while it opened")
+        self._device, self._scope = device, scope
+        self.loader = Loader(device, scope)
 
     async def _open_device(self) -> Device:
         wanted = self._wanted_device
@@ -281,9 +302,10 @@ class Cache:
         """End all work, settle every request, let go of the device; idempotent."""
         self.reporting.refuse_reentry()
         self._close()
-        async with self._opening:
-            if self._scope is not None:
-                await self._scope.aclose()
+        if self._opening is not None:
+            await _settled(self._opening)
+        if self._scope is not None:
+            await self._scope.aclose()
 
     def __repr__(self) -> str:
         if self._device is not None:
@@ -296,7 +318,7 @@ class Cache:
         return f"<Kernels {device} loaded={loaded} outstanding={outstanding}>"
 
 
-async def _settled(attempt: Outcome[Kernel] | None) -> Exception | None:
+async def _settled(attempt: Outcome[Any] | None) -> Exception | None:
     """Wait until the attempt is settled; its error, if it failed."""
     if attempt is None:
         return None

@@ -49,13 +49,14 @@ class Reporting:
             ReporterError: The reporter raised.
             KernelsError: The reporter raised one, to refuse the artifact with it.
         """
-        if self.reporter is None:
-            return False
         async with self._lock:
+            reporter = self.reporter
+            if reporter is None:
+                return False
             call = _Call(self)
             token = _calls.set((*_calls.get(), call))
             try:
-                await invoke(self.reporter, artifact)
+                await invoke(reporter, artifact)
             except KernelsError:
                 raise
             except BaseException as error:
