@@ -189,7 +189,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.threads = mock.patch.object(anyio.to_thread, "run_sync", in_the_next_turn)
         self.threads.start()
         self.log = _Log()
-        self.compiler = Compiler("cpu", cache_dir=self.folder, workers=2)
+        self.compiler = Compiler("cpu", cache_dir=self.folder, workers=64)
         self.open_compiler()
         self.cache = self.open_cache(False)
 
