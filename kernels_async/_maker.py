@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from anyio import to_thread
 
-from ._artifact import Artifact, Output
+from ._artifact import Artifact
 from ._errors import ClosedError, ToolchainError
 from ._outcome import Outcome
 from ._pool import CompilePool, remove_folder
+from ._record import chosen_seal
 from ._scope import Scope
-from ._store import Store
+from ._tiers import TieredStore
 from .toolchains import Job, Toolchain, find
 
 logger = logging.getLogger("kernels_async")
@@ -29,9 +29,8 @@ class Maker:
 
     Args:
         toolchain: The toolchain.
-        store: Where artifacts are kept, or `None` if there is no place.
-        folder: A private folder, removed at the end; workers sit in it, and it keeps
-            what the store cannot.
+        store: Where artifacts are kept.
+        folder: A private folder, removed at the end; workers sit in it.
         workers: How many compiles run at once.
         timeout: Seconds after which a compile is killed.
     """
@@ -39,7 +38,7 @@ class Maker:
     def __init__(
         self,
         toolchain: Toolchain,
-        store: Store | None,
+        store: TieredStore,
         folder: Path,
         workers: int,
         timeout: float,
@@ -48,11 +47,8 @@ class Maker:
         self.scope = Scope(clean_up=self._clean_up)
         self.pool = CompilePool(toolchain, workers, timeout, folder, self.scope)
         self._store = store
-        self._fallback = Store(folder / "store", toolchain.filename)
         self._folder = folder
         self._flights: dict[str, Outcome[Artifact]] = {}
-        self._writable = store is not None
-        self._telling = threading.Lock()
 
     @classmethod
     async def open(
@@ -64,10 +60,10 @@ class Maker:
             ToolchainError: There is no compiler for the target.
         """
         toolchain = await to_thread.run_sync(find, target)
-        store = None if root is None else Store(root, toolchain.filename)
-        if store is None:
+        if root is None:
             logger.warning("there is no home directory: artifacts are not kept")
         folder = _private_folder()
+        store = TieredStore(root, toolchain.filename, folder / "store", seal=chosen_seal())
         maker = cls(toolchain, store, folder, workers, timeout)
         try:
             await maker.scope.open()
@@ -104,30 +100,11 @@ class Maker:
             flight.fail(ClosedError("the compiler closed while it compiled"))
 
     async def _make(self, key: str, named: Mapping[str, str], job: Job) -> Artifact:
-        artifact = await to_thread.run_sync(self._read, key)
+        artifact = await to_thread.run_sync(self._store.read, key)
         if artifact is None:
             output = await self.pool.compile(job)
-            artifact = await to_thread.run_sync(self._publish, key, named, output)
+            artifact = await to_thread.run_sync(self._store.keep, key, named, output)
         return artifact
-
-    def _read(self, key: str) -> Artifact | None:
-        found = None if self._store is None else self._store.read(key)
-        return found or self._fallback.read(key)
-
-    def _publish(self, key: str, named: Mapping[str, str], output: Output) -> Artifact:
-        """Keep the output; where the cache cannot, for as long as the compiler lives."""
-        if self._store is not None and self._writable:
-            try:
-                return self._store.publish(key, named, output)
-            except (OSError, ValueError) as error:
-                self._give_up_keeping(self._store, error)
-        return self._fallback.publish(key, named, output)
-
-    def _give_up_keeping(self, store: Store, error: Exception) -> None:
-        with self._telling:
-            told, self._writable = not self._writable, False
-        if not told:
-            logger.warning("artifacts are not kept in %s: %s", store.root, error)
 
     async def _clean_up(self) -> None:
         await self.pool.aclose()
