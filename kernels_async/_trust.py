@@ -80,25 +80,23 @@ def open_root(files: Files, path: Path, trust: Trust, *, create: bool = False) -
         PermissionError: It must not be trusted; the text says why, and what to do.
         OSError: It is missing or cannot be opened.
     """
-    left, links, seen = deque(path.parts[1:]), 0, Path("/")
+    left, passed, links = deque(path.parts[1:]), ["/"], 0
     place = files.open("/", PLACE)
     try:
         while left:
-            _check_ancestor(seen, files.stat(place))
+            _check_ancestor(passed, files.stat(place))
             name = left.popleft()
             found = _open_place(files, name, place, create=create)
             try:
                 kind = files.stat(found)
                 if stat.S_ISLNK(kind.st_mode):
                     links += 1
-                    target = _follow(files, found, seen / name, kind, links)
+                    target = _follow(files, found, [*passed, name], kind, links)
                     left.extendleft(reversed(target.parts))
                     continue
                 if not stat.S_ISDIR(kind.st_mode):
-                    raise NotADirectoryError(
-                        errno.ENOTDIR, f"{seen / name} is no directory"
-                    )
-                seen /= name
+                    raise PermissionError(f"{_path([*passed, name])} is no directory")
+                passed.append(name)
                 place, found = found, place
             finally:
                 files.close(found)
@@ -119,20 +117,27 @@ def _open_place(files: Files, name: str, place: int, *, create: bool) -> int:
     return files.open(name, PLACE, place)
 
 
-def _follow(files: Files, link: int, path: Path, found: os.stat_result, links: int) -> Path:
+def _follow(
+    files: Files, link: int, passed: list[str], found: os.stat_result, links: int
+) -> Path:
     if found.st_uid not in (0, os.geteuid()):
-        raise PermissionError(f"{path} is a symbolic link of user {found.st_uid}")
+        raise PermissionError(f"{_path(passed)} is a symbolic link of user {found.st_uid}")
     if links > _MOST_LINKS:
-        raise OSError(errno.ELOOP, f"{path} leads through too many symbolic links")
+        raise OSError(errno.ELOOP, f"{_path(passed)} leads through too many links")
     return Path(files.readlink(link))
 
 
-def _check_ancestor(path: Path, found: os.stat_result) -> None:
+def _check_ancestor(passed: list[str], found: os.stat_result) -> None:
     if found.st_uid not in (0, os.geteuid()):
-        raise PermissionError(f"{path} belongs to user {found.st_uid}")
+        raise PermissionError(f"{_path(passed)} belongs to user {found.st_uid}")
     loose = _loose(found, 0o022)
     if loose and not found.st_mode & stat.S_ISVTX:
+        path = _path(passed)
         raise PermissionError(f"{path} {loose}: chmod go-w {path}")
+
+
+def _path(passed: list[str]) -> Path:
+    return Path(*passed)
 
 
 def open_folder(

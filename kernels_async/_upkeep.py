@@ -23,6 +23,7 @@ from ._store import ASIDE, TMP, DamagedEntry, Store
 _PREFIX = re.compile("[0-9a-f]{2}")
 _REST = re.compile("[0-9a-f]{62}")
 _OUTPUT = re.compile(r"kernel\.[a-z]+")
+_NO_OUTPUT = "kernel"
 _MOST_NAMES = 1000
 _MOST_ENTRIES = 20_000
 _PERIOD_SECONDS = 600.0
@@ -105,7 +106,11 @@ def verify(store: Store) -> Verified:
     Raises:
         OSError: The directory cannot be read.
     """
-    counts = Counter(_check(store, key) for key in _keys(store))
+    counts: Counter[str] = Counter()
+    for prefix in _prefixes(store):
+        with contextlib.suppress(FileNotFoundError), _shard(store, prefix) as (root, shard):
+            names = _names(store, shard)
+            counts.update(_check(store, root, shard, prefix + name) for name in names)
     return Verified(counts["sound"], counts["damaged"], counts["unreadable"])
 
 
@@ -233,15 +238,13 @@ def _claim(store: Store, fd: int) -> bool:
     return True
 
 
-def _check(store: Store, key: str) -> str:
+def _check(store: Store, root: int, shard: int, key: str) -> str:
     """Which of the counts of `Verified` an entry belongs to; "" if it has gone."""
     try:
-        with _shard(store, key[:2]) as (root, shard):
-            try:
-                store.look(shard, key, "disk", _output_name(store, shard, key))
-            except DamagedEntry as damage:
-                store.set_aside(root, shard, key, damage)
-                return "damaged"
+        store.look(shard, key, "disk", _output_name(store, shard, key))
+    except DamagedEntry as damage:
+        store.set_aside(root, shard, key, damage)
+        return "damaged"
     except FileNotFoundError:
         return ""
     except OSError:
@@ -253,9 +256,9 @@ def _output_name(store: Store, shard: int, key: str) -> str:
     try:
         fd = store.files.open(key[2:], DIRECTORY, shard)
     except NotADirectoryError:
-        return "kernel"
+        return _NO_OUTPUT
     with opened(store.files, fd):
-        return next(filter(_OUTPUT.fullmatch, store.files.list(fd)), "kernel")
+        return next(filter(_OUTPUT.fullmatch, store.files.list(fd)), _NO_OUTPUT)
 
 
 @contextlib.contextmanager
@@ -303,9 +306,3 @@ def _measure(store: Store, shard: int, prefix: str, name: str) -> _Entry:
             files.touch(fd)
         size = sum(files.lstat(child, fd).st_size for child in files.list(fd))
     return _Entry(prefix + name, size, used)
-
-
-def _keys(store: Store) -> Iterator[str]:
-    for prefix in _prefixes(store):
-        with contextlib.suppress(FileNotFoundError), _shard(store, prefix) as (_, shard):
-            yield from [prefix + name for name in _names(store, shard)]
