@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -148,7 +149,7 @@ def fork(run: Callable[[], object]) -> int:
 
 
 def start(run: Callable[[], object]) -> int:
-    """Run it in a child, which exits with 0, or 1 if it raised; its process number."""
+    """Run it in a child, which exits with 0, or tells what it raised; its process number."""
     child = os.fork()
     if child:
         return child
@@ -156,5 +157,7 @@ def start(run: Callable[[], object]) -> int:
     try:
         run()
         status = 0
+    except BaseException:  # noqa: BLE001 - its parent sees the status
+        traceback.print_exc()
     finally:
         os._exit(status)
