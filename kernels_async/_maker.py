@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
 import anyio
 from anyio import to_thread
 
-from ._artifact import Artifact, Output
+from ._artifact import Artifact
 from ._errors import ClosedError, ToolchainError
+from ._locks import Lock
 from ._outcome import Outcome
 from ._outside import disown_in_children
 from ._pool import CompilePool, remove_folder
+from ._record import chosen_seal
 from ._scope import Scope
-from ._store import Store
+from ._tiers import TieredStore
 from .toolchains import Job, Toolchain, find
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+_THREADS = 8
+_FIRST_LOOK_SECONDS = 0.005
+_LONGEST_LOOK_SECONDS = 0.25
 
 logger = logging.getLogger("kernels_async")
 
@@ -59,9 +69,8 @@ class Maker:
 
     Args:
         toolchain: The toolchain.
-        store: Where artifacts are kept, or `None` if there is no place.
-        folder: A private folder, removed at the end; workers sit in it, and it keeps
-            what the store cannot.
+        store: Where artifacts are kept.
+        folder: A private folder, removed at the end; workers sit in it.
         workers: How many compiles run at once.
         timeout: Seconds after which a compile is killed.
     """
@@ -69,7 +78,7 @@ class Maker:
     def __init__(
         self,
         toolchain: Toolchain,
-        store: Store | None,
+        store: TieredStore,
         folder: Path,
         workers: int,
         timeout: float,
@@ -78,11 +87,10 @@ class Maker:
         self.scope = Scope(clean_up=self._clean_up)
         self.pool = CompilePool(toolchain, workers, timeout, folder, self.scope)
         self._store = store
-        self._fallback = Store(folder / "store", toolchain.filename)
         self._folder = folder
+        self._timeout = timeout
+        self._threads = anyio.CapacityLimiter(_THREADS)
         self._flights: dict[str, Flight] = {}
-        self._writable = store is not None
-        self._telling = threading.Lock()
         self._disowned = False
         disown_in_children(self)
 
@@ -96,10 +104,10 @@ class Maker:
             ToolchainError: There is no compiler for the target.
         """
         toolchain = await to_thread.run_sync(find, target)
-        store = None if root is None else Store(root, toolchain.filename)
-        if store is None:
+        if root is None:
             logger.warning("there is no home directory: artifacts are not kept")
         folder = _private_folder()
+        store = TieredStore(root, toolchain.filename, folder / "store", seal=chosen_seal())
         maker = cls(toolchain, store, folder, workers, timeout)
         try:
             await maker.scope.open()
@@ -146,34 +154,42 @@ class Maker:
             flight.fail(ClosedError("the compiler closed while it compiled"))
 
     async def _make(self, flight: Flight) -> Artifact:
-        artifact = await to_thread.run_sync(self._read, flight.key)
-        if artifact is None:
+        """The artifact from the store; if it is not there, one process compiles it.
+
+        Others wait for that process, and no longer than a compile may take: then they
+        compile too, which does no harm.
+        """
+        ends = time.monotonic() + self._timeout
+        pause = _FIRST_LOOK_SECONDS
+        while (artifact := await self._in_thread(self._store.read, flight.key)) is None:
             async with self.pool.turn:
-                flight.begun = True
-                output = await self.pool.compile(flight.job)
-            artifact = await to_thread.run_sync(
-                self._publish, flight.key, flight.named, output
-            )
+                lock = await self._in_thread(self._store.try_lock, flight.key)
+                if lock is None and time.monotonic() > ends:
+                    lock = Lock()
+                if lock is not None:
+                    return await self._make_locked(flight, lock)
+            await anyio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_LOOK_SECONDS)
         return artifact
 
-    def _read(self, key: str) -> Artifact | None:
-        found = None if self._store is None else self._store.read(key)
-        return found or self._fallback.read(key)
+    async def _make_locked(self, flight: Flight, lock: Lock) -> Artifact:
+        try:
+            artifact = await self._in_thread(self._store.read, flight.key)
+            if artifact is None:
+                flight.begun = True
+                output = await self.pool.compile(flight.job)
+                artifact = await self._in_thread(
+                    self._store.keep, flight.key, flight.named, output
+                )
+        finally:
+            lock.release()
+        return artifact
 
-    def _publish(self, key: str, named: Mapping[str, str], output: Output) -> Artifact:
-        """Keep the output; where the cache cannot, for as long as the compiler lives."""
-        if self._store is not None and self._writable:
-            try:
-                return self._store.publish(key, named, output)
-            except (OSError, ValueError) as error:
-                self._give_up_keeping(self._store, error)
-        return self._fallback.publish(key, named, output)
-
-    def _give_up_keeping(self, store: Store, error: Exception) -> None:
-        with self._telling:
-            told, self._writable = not self._writable, False
-        if not told:
-            logger.warning("artifacts are not kept in %s: %s", store.root, error)
+    async def _in_thread(
+        self, function: Callable[[*Arguments], T], *arguments: *Arguments
+    ) -> T:
+        """Run a function in a thread, one of few that nobody else takes."""
+        return await to_thread.run_sync(function, *arguments, limiter=self._threads)
 
     def disown(self) -> None:
         """Leave workers and folder alone, in a forked child: they are its parent's."""

@@ -4,7 +4,10 @@
 
     <root>/v1/ab/cdef…/kernel.cubin     raw, so that cuobjdump and nvdisasm read it
     <root>/v1/ab/cdef…/artifact.json    what it is, the digest of the bytes, and a seal
+    <root>/v1-<name of a key>/…         the same, sealed with that key
     <root>/tmp/…                        staging; an entry appears by one rename
+    <root>/aside/…                      the last few that were found damaged
+    <root>/locks                        one byte is locked while its artifact is made
 
 An entry is read, verified, or else a miss: it is never loaded damaged. Names come from
 digests alone, and nothing in an entry is executed to read it. Every function here
@@ -14,29 +17,35 @@ blocks; the event loop calls them in a thread.
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import logging
 import os
 import secrets
-import shutil
-import stat
-import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from platformdirs import user_cache_path
 
 from ._artifact import Artifact, Origin, Output
-from ._diagnostics import Diagnostic
-from ._digest import digest
-from ._resources import Resources
+from ._files import DIRECTORY, FILE, Files, opened, read_all, remove, write_file
+from ._record import Record, Seal
+from ._staging import staging_name, trim
+from ._trust import OWN, Trust, open_folder, open_root
 
-LAYOUT = "v1"
 RECORD = "artifact.json"
+TMP = "tmp"
+ASIDE = "aside"
+ASIDE_MOST = 8
+LARGEST_OUTPUT = 256 << 20
+LARGEST_RECORD = 16 << 20
 _ENVIRONMENT = "KERNELS_ASYNC_CACHE_DIR"
+_USED_SECONDS = 3600.0
 
 logger = logging.getLogger("kernels_async")
+
+_T = TypeVar("_T")
 
 
 def default_cache_dir() -> Path | None:
@@ -53,178 +62,277 @@ def default_cache_dir() -> Path | None:
     return found if found.is_absolute() else None
 
 
+class DamagedEntry(ValueError):
+    """An entry is not what the store would have written.
+
+    Attributes:
+        found: The directory that was looked at; `None` if it is something else.
+    """
+
+    def __init__(self, reason: str, found: os.stat_result | None = None) -> None:
+        super().__init__(reason)
+        self.found = found
+
+
 class Store:
     """Artifacts on disk, by key.
 
-    What it holds is loaded and run: a directory that others than its owner can write, or
-    that belongs to another user than root or this one, is not used.
+    What it holds is loaded and run: a directory that others than its owner can change,
+    or that belongs to another user, is not used. It does not promise that an entry
+    stays: others may remove it, or the whole directory, at any time.
 
     Args:
         root: The directory; `~` is expanded and it is made absolute once, here. It is
             made when the first artifact is published, for its owner alone.
         filename: What the toolchain's output is called, such as `kernel.cubin`.
+        seal: What vouches for the entries.
+        trust: `LAYER` for a directory that is read and never changed.
+        files: The file system.
     """
 
-    def __init__(self, root: str | os.PathLike[str], filename: str) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        filename: str,
+        *,
+        seal: Seal | None = None,
+        trust: Trust = OWN,
+        files: Files | None = None,
+    ) -> None:
         self.root = Path(root).expanduser().absolute()
+        self.files = files or Files()
         self._filename = filename
-        self._telling = threading.Lock()
-        self._told = False
+        self._seal = seal or Seal()
+        self._trust = trust
+
+    def path(self, key: str) -> Path:
+        """Where the compiled bytes of that key lie, if they do."""
+        return self._place(key) / self._filename
 
     def read(self, key: str) -> Artifact | None:
-        """The verified artifact of that key, or `None`: it is missing or damaged."""
-        entry = self._entry(key)
-        try:
-            self._check_trust()
-            return self._verified(key, entry, "disk")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except ValueError as error:
-            logger.warning("artifact %s is damaged and not used: %s", entry, error)
-            return None
-        except OSError as error:
-            with self._telling:
-                told, self._told = self._told, True
-            if not told:
-                logger.warning("artifacts cannot be read in %s: %s", self.root, error)
-            return None
+        """The verified artifact of that key, or `None`: it is missing or damaged.
+
+        A damaged entry is put aside.
+
+        Raises:
+            OSError: The directory cannot be read, or must not be trusted.
+        """
+        return _once_more(self._read, key)
 
     def publish(self, key: str, entries: Mapping[str, str], output: Output) -> Artifact:
         """Keep `output` under `key`, the key of `entries`; return it as it lies on disk.
 
         The entry appears whole, by one rename. If another process was faster, its
-        entry is returned; a damaged one is moved away and replaced.
+        entry is returned; a damaged one is put aside and replaced.
 
         Raises:
             OSError: The directory cannot be written, or must not be trusted.
         """
-        self._check_trust()
-        record = {
-            "key": key,
-            "entries": dict(entries),
-            "entry": output.entry,
-            "output": digest(output.data),
-            "diagnostics": [d.to_record() for d in output.diagnostics],
-            "resources": output.resources and output.resources.to_record(),
-            "compile_seconds": output.compile_seconds,
-        }
-        record["seal"] = _seal(record)
-        staging = self._stage(
-            {self._filename: output.data, RECORD: json.dumps(record).encode()}
+        record = Record.of(key, entries, output)
+        encoded = record.encode(self._seal)
+        if len(output.data) > LARGEST_OUTPUT or len(encoded) > LARGEST_RECORD:
+            raise OSError(errno.EFBIG, f"{len(output.data)} bytes are more than it keeps")
+        contents = {self._filename: output.data, RECORD: encoded}
+        return _once_more(self._publish, key, contents) or record.artifact(
+            output.data, self.path(key), "compiled"
         )
+
+    def look(
+        self, shard: int, key: str, origin: Origin, filename: str | None = None
+    ) -> Artifact:
+        """The verified artifact in an open directory.
+
+        Args:
+            shard: The open directory that holds the entry.
+            key: The artifact's key.
+            origin: Where the artifact shall say that it is from.
+            filename: What its output is called, if it is looked at and not used.
+
+        Raises:
+            DamagedEntry: It is not what this store would have written.
+            FileNotFoundError: There is none.
+            BlockingIOError: Another process is about to remove it.
+            OSError: It cannot be read.
+        """
         try:
-            self._reveal(staging, key)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-        return self._verified(key, self._entry(key), "compiled")
-
-    def _check_trust(self) -> None:
-        """Raise `PermissionError` if others can write the directory: it holds code."""
-        try:
-            found = self.root.stat()
-        except FileNotFoundError:
-            return
-        if found.st_uid not in (os.geteuid(), 0):
-            raise PermissionError(f"{self.root} belongs to user {found.st_uid}")
-        if found.st_mode & 0o022:
-            mode = stat.S_IMODE(found.st_mode)
-            raise PermissionError(f"{self.root} may be written by others ({mode:o})")
-
-    def _entry(self, key: str) -> Path:
-        return self.root / LAYOUT / key[:2] / key[2:]
-
-    def _verified(self, key: str, entry: Path, origin: Origin) -> Artifact:
-        record = json.loads((entry / RECORD).read_bytes())
-        if not isinstance(record, dict) or record.pop("seal", None) != _seal(record):
-            raise ValueError("its record is damaged")
-        if record["key"] != key:
-            raise ValueError(f"it holds the artifact {record['key']}")
-        path = entry / self._filename
-        data = path.read_bytes()
-        if digest(data) != record["output"]:
-            raise ValueError(f"{self._filename} is damaged")
-        return _artifact(record, data, path, origin)
-
-    def _stage(self, files: dict[str, bytes]) -> Path:
-        """A finished, synced directory of `files` beside the entries."""
-        staging = self.root / "tmp" / f"{os.getpid()}-{secrets.token_hex(8)}"
-        _make_private(self.root)
-        staging.mkdir(mode=0o700, parents=True)
-        try:
-            for name, data in files.items():
-                _write_synced(staging / name, data)
-            _sync_directory(staging)
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
+            entry = self.files.open(key[2:], DIRECTORY, shard)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise DamagedEntry("it is no directory") from error
             raise
-        return staging
+        with opened(self.files, entry):
+            found = self.files.stat(entry)
+            self._hold(entry)
+            try:
+                artifact = self._verified(
+                    entry, found, key, filename or self._filename, origin
+                )
+            except ValueError as error:
+                raise DamagedEntry(str(error), found) from error
+            if filename is None:
+                self._use(entry, found)
+        return artifact
 
-    def _reveal(self, staging: Path, key: str) -> None:
-        entry = self._entry(key)
-        entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def set_aside(self, root: int, shard: int, key: str, damage: DamagedEntry) -> None:
+        """Move a damaged entry out of the way, unless it was replaced meanwhile."""
+        if damage.found is not None and not self._is_there(shard, key, damage.found):
+            return
+        logger.warning("artifact %s is damaged and not used: %s", self._place(key), damage)
+        if self._trust.alone:
+            with (
+                contextlib.suppress(OSError),
+                self.folder(ASIDE, root, create=True) as aside,
+            ):
+                name = f"{key}-{secrets.token_hex(8)}"
+                self.files.rename(key[2:], shard, name, aside)
+                trim(self.files, aside, ASIDE_MOST)
+
+    @contextlib.contextmanager
+    def opened(self, *, create: bool = False) -> Iterator[int]:
+        """The store's open directory."""
+        root = open_root(self.files, self.root, self._trust, create=create)
+        with opened(self.files, root):
+            yield root
+
+    @contextlib.contextmanager
+    def folder(self, name: str, dir_fd: int, *, create: bool = False) -> Iterator[int]:
+        """An open directory of the store."""
+        folder = open_folder(self.files, name, dir_fd, self._trust, create=create)
+        with opened(self.files, folder):
+            yield folder
+
+    @contextlib.contextmanager
+    def shards(self, root: int, *, create: bool = False) -> Iterator[int]:
+        """The open directory of the entries that this store's seal vouches for."""
+        with self.folder(self._seal.namespace, root, create=create) as folder:
+            yield folder
+
+    def _take(self, root: int, shard: int, key: str, origin: Origin) -> Artifact | None:
+        """The verified artifact, or `None`; a damaged one is put aside."""
         try:
-            staging.rename(entry)
-        except OSError:
-            if self.read(key) is not None:
+            return self.look(shard, key, origin)
+        except (FileNotFoundError, BlockingIOError):
+            return None
+        except DamagedEntry as damage:
+            self.set_aside(root, shard, key, damage)
+            return None
+
+    def _place(self, key: str) -> Path:
+        return self.root / self._seal.namespace / key[:2] / key[2:]
+
+    def _read(self, key: str) -> Artifact | None:
+        try:
+            with (
+                self.opened() as root,
+                self.shards(root) as shards,
+                self.folder(key[:2], shards) as shard,
+            ):
+                return self._take(root, shard, key, "disk")
+        except FileNotFoundError:
+            return None
+
+    def _verified(
+        self, entry: int, found: os.stat_result, key: str, filename: str, origin: Origin
+    ) -> Artifact:
+        if reason := self._trust.objection(found):
+            raise ValueError(f"it {reason}")
+        record = Record.decode(self._contents(entry, RECORD, LARGEST_RECORD), self._seal)
+        if record.key != key:
+            raise ValueError(f"it holds the artifact {record.key}")
+        data = self._contents(entry, filename, LARGEST_OUTPUT)
+        return record.artifact(data, self._place(key) / filename, origin)
+
+    def _contents(self, entry: int, name: str, most: int) -> bytes:
+        """A file's bytes; what is no file that the store would have made is damage."""
+        try:
+            fd = self.files.open(name, FILE, entry)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+                raise ValueError(f"{name} is missing or no file") from error
+            raise
+        with opened(self.files, fd):
+            found = self.files.stat(fd)
+            if reason := self._trust.objection(found):
+                raise ValueError(f"{name} {reason}")
+            if found.st_size > most:
+                raise ValueError(f"{name} has {found.st_size} bytes")
+            try:
+                return read_all(self.files, fd, found.st_size)
+            except IsADirectoryError as error:
+                raise ValueError(f"{name} is a directory") from error
+
+    def _hold(self, entry: int) -> None:
+        """Keep others from evicting the entry while it is open."""
+        if self._trust.alone:
+            try:
+                self.files.lock(entry, shared=True)
+            except BlockingIOError:
+                raise
+            except OSError:  # a file system without locks
                 return
-            damaged = staging.with_name(f"{staging.name}-damaged")
-            with contextlib.suppress(FileNotFoundError):
-                entry.rename(damaged)
-            staging.rename(entry)
-            _remove(damaged)
-        _sync_directory(entry.parent)
+
+    def _use(self, entry: int, found: os.stat_result) -> None:
+        """Note that it was used, if that was not noted lately."""
+        since = time.time() - found.st_mtime
+        if self._trust.alone and not 0 <= since <= _USED_SECONDS:
+            with contextlib.suppress(OSError):
+                self.files.touch(entry)
+
+    def _is_there(self, shard: int, key: str, found: os.stat_result) -> bool:
+        """Whether the entry's name still means what was found there."""
+        try:
+            now = self.files.lstat(key[2:], shard)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (now.st_dev, now.st_ino)
+
+    def _publish(self, key: str, contents: Mapping[str, bytes]) -> Artifact | None:
+        """Make the entry; `None`, or what is there if another made it first."""
+        with (
+            self.opened(create=True) as root,
+            self.shards(root, create=True) as shards,
+            self.folder(key[:2], shards, create=True) as shard,
+            self.folder(TMP, root, create=True) as tmp,
+        ):
+            staged = staging_name()
+            try:
+                self._stage(staged, tmp, contents)
+                return self._reveal(staged, tmp, root, shard, key)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    remove(self.files, staged, tmp)
+                raise
+
+    def _stage(self, staged: str, tmp: int, contents: Mapping[str, bytes]) -> None:
+        """A finished directory of `contents`, on the disk."""
+        with self.folder(staged, tmp, create=True) as staging:
+            for name, data in contents.items():
+                write_file(self.files, name, data, staging)
+            self.files.sync(staging)
+
+    def _reveal(
+        self, staged: str, tmp: int, root: int, shard: int, key: str
+    ) -> Artifact | None:
+        try:
+            self.files.rename(staged, tmp, key[2:], shard)
+        except OSError as error:
+            there = self._take(root, shard, key, "compiled")
+            if there is not None:
+                with contextlib.suppress(OSError):
+                    remove(self.files, staged, tmp)
+                return there
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+            self.files.rename(staged, tmp, key[2:], shard)
+        self.files.sync(shard)
+        return None
 
 
-def _artifact(record: dict[str, Any], data: bytes, path: Path, origin: Origin) -> Artifact:
+def _once_more(attempt: Callable[..., _T], *arguments: object) -> _T:
+    """Try again once what fails because a directory was removed or replaced meanwhile."""
     try:
-        entries, resources = record["entries"], record["resources"]
-        return Artifact(
-            digest=record["key"],
-            bytes=data,
-            path=path,
-            symbol=entries["symbol"],
-            entry=record["entry"],
-            target=entries["target"],
-            compiler_identity=entries["toolchain"],
-            diagnostics=tuple(map(Diagnostic.from_record, record["diagnostics"])),
-            resources=None if resources is None else Resources.from_record(resources),
-            origin=origin,
-            compile_seconds=record["compile_seconds"],
-            output_digest=record["output"],
-            entries=entries,
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"its record is incomplete: {error}") from error
-
-
-def _seal(record: dict[str, Any]) -> str:
-    return digest(json.dumps(record, sort_keys=True).encode())
-
-
-def _make_private(folder: Path) -> None:
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(descriptor)
-
-
-def _sync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        return attempt(*arguments)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+    return attempt(*arguments)

@@ -25,6 +25,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from kernels_async import Artifact, CompileError, Compiler, Kernels, Source, _machine
+from kernels_async._files import Files
 from kernels_async._store import RECORD
 from tests.processes import GOOD, SLOW, children, until
 
@@ -238,39 +239,39 @@ def test_cc_17_workers_are_bounded_by_memory(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("error", [OSError(16, "EBUSY"), OSError(116, "ESTALE")])
-@pytest.mark.parametrize("call", ["rename", "mkdir", "read_bytes"])
+@pytest.mark.parametrize("call", ["rename", "mkdir", "read"])
 async def test_cd_01_an_error_of_the_file_system_loses_no_kernel(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, error: OSError, call: str
 ) -> None:
     """A network file system has them; the kernel is delivered all the same."""
-    real = getattr(Path, call)
-    calls: list[Path] = []
+    real = getattr(Files, call)
+    calls: list[Any] = []
 
-    def once(self: Path, *arguments: Any, **more: Any) -> Any:
-        if "cache" in str(self) and not calls:
-            calls.append(self)
+    def once(self: Files, *arguments: Any) -> Any:
+        if not calls:
+            calls.append(arguments)
             raise error
-        return real(self, *arguments, **more)
+        return real(self, *arguments)
 
-    monkeypatch.setattr(Path, call, once)
+    monkeypatch.setattr(Files, call, once)
     assert isinstance(await compiler.compile(GOOD, "good<1>"), Artifact)
     assert isinstance(await compiler.compile(GOOD, "good<1>"), Artifact)
     assert calls
 
 
 async def test_cd_07_an_unreadable_entry_is_a_miss(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, cache_dir: Path
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user's, say; not a PermissionError."""
     await compiler.compile(GOOD, "good<1>")
-    real = Path.read_bytes
+    real = Files.open
 
-    def denied(self: Path) -> bytes:
-        if self.name == RECORD and cache_dir in self.parents:
+    def denied(self: Files, name: str, flags: int, dir_fd: int | None = None) -> int:
+        if name == RECORD and not flags & os.O_CREAT:
             raise PermissionError(13, "denied")
-        return real(self)
+        return real(self, name, flags, dir_fd)
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(Files, "open", denied)
     assert isinstance(await compiler.compile(GOOD, "good<1>"), Artifact)
 
 

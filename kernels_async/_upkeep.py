@@ -1,0 +1,308 @@
+"""Keeps a store's directory small and sound: prune, verify, clear, sweep.
+
+Each may run while other processes read and publish. An entry that is being read is left
+alone; one that goes is renamed into the staging directory first, so that a process which
+is killed here leaves no half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ._files import DIRECTORY, opened, remove
+from ._staging import staging_name, sweep
+from ._store import ASIDE, TMP, DamagedEntry, Store
+
+_PREFIX = re.compile("[0-9a-f]{2}")
+_REST = re.compile("[0-9a-f]{62}")
+_OUTPUT = re.compile(r"kernel\.[a-z]+")
+_NO_OUTPUT = "kernel"
+_MOST_NAMES = 1000
+_MOST_ENTRIES = 20_000
+_PERIOD_SECONDS = 600.0
+_ROOM = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What `prune` or `clear` did.
+
+    Attributes:
+        removed: Entries that went.
+        freed: Their bytes.
+        left: Bytes of the entries that stay.
+    """
+
+    removed: int
+    freed: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What `verify` found.
+
+    Attributes:
+        sound: Entries that are whole.
+        damaged: Entries that were not, and were put aside.
+        unreadable: Entries that the system could not read, or that another process was
+            about to remove; nothing was done to them.
+    """
+
+    sound: int
+    damaged: int
+    unreadable: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    key: str
+    size: int
+    used: float
+
+
+def prune(store: Store, max_bytes: int) -> Pruned:
+    """Remove the least recently used entries until the rest has at most `max_bytes`.
+
+    Args:
+        store: The store.
+        max_bytes: Bytes of the entries together; 0 removes all that nobody reads.
+
+    Raises:
+        OSError: The directory cannot be read or written.
+    """
+    entries = [e for prefix in _prefixes(store) for e in _entries(store, prefix)]
+    return _prune(store, entries, max_bytes)
+
+
+def clear(store: Store) -> Pruned:
+    """Remove every entry that nobody reads, what was put aside, and old staging.
+
+    Raises:
+        OSError: The directory cannot be read or written.
+    """
+    pruned = prune(store, 0)
+    sweep_staging(store)
+    with (
+        contextlib.suppress(FileNotFoundError),
+        store.opened() as root,
+        store.folder(ASIDE, root) as aside,
+    ):
+        for name in store.files.list(aside):
+            remove(store.files, name, aside)
+    return pruned
+
+
+def verify(store: Store) -> Verified:
+    """Read every entry of every toolchain, and put aside what is damaged.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    counts: Counter[str] = Counter()
+    for prefix in _prefixes(store):
+        with contextlib.suppress(FileNotFoundError), _shard(store, prefix) as (root, shard):
+            names = _names(store, shard)
+            counts.update(_check(store, root, shard, prefix + name) for name in names)
+    return Verified(counts["sound"], counts["damaged"], counts["unreadable"])
+
+
+def sweep_staging(store: Store, age: float | None = None) -> int:
+    """Remove what dead processes left half made; how many, at most 1000 a call.
+
+    Args:
+        store: The store.
+        age: Seconds for which it is left alone; by default 60.
+
+    Raises:
+        OSError: The directory cannot be read or written.
+    """
+    try:
+        with store.opened() as root, store.folder(TMP, root) as tmp:
+            return sweep(store.files, tmp, age, _MOST_NAMES)
+    except FileNotFoundError:
+        return 0
+
+
+class Upkeep:
+    """Keeps a store below a number of bytes while it is filled.
+
+    It looks at the directory when something was first published, and then now and
+    then, since other processes fill it too. Of a directory with very many entries it
+    looks at some, and removes the least recently used of those.
+
+    Args:
+        store: The store.
+        max_bytes: What its entries may have together; `None` for no limit.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self, store: Store, max_bytes: int | None, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._working = threading.Lock()
+        self._looked: float | None = None
+        self._bytes = 0
+
+    def published(self, size: int) -> None:
+        """Do what is due, now that so many bytes were published.
+
+        Raises:
+            OSError: The directory cannot be read or written.
+        """
+        if not self._working.acquire(blocking=False):
+            return
+        try:
+            self._bytes += size
+            due = self._looked is None or self._clock() - self._looked > _PERIOD_SECONDS
+            if due:
+                self._looked = self._clock()
+                sweep_staging(self._store)
+            if self._max_bytes is not None and (due or self._bytes > self._max_bytes):
+                self._bytes = _keep_below(self._store, self._max_bytes)
+        finally:
+            self._working.release()
+
+
+def _keep_below(store: Store, max_bytes: int) -> int:
+    """Prune if it has more, to a little less; about how many bytes it then has."""
+    prefixes = _prefixes(store)
+    random.shuffle(prefixes)
+    entries: list[_Entry] = []
+    part = 1.0
+    for number, prefix in enumerate(prefixes, 1):
+        entries += _entries(store, prefix)
+        if len(entries) >= _MOST_ENTRIES:
+            part = number / len(prefixes)
+            break
+    size = sum(entry.size for entry in entries)
+    if size > max_bytes * part:
+        size = _prune(store, entries, int(max_bytes * part * _ROOM)).left
+    return int(size / part)
+
+
+def _prune(store: Store, entries: list[_Entry], max_bytes: int) -> Pruned:
+    removed = freed = 0
+    left = sum(entry.size for entry in entries)
+    for entry in sorted(entries, key=lambda entry: entry.used):
+        if left <= max_bytes:
+            break
+        try:
+            if not _evict(store, entry):
+                continue
+            removed += 1
+            freed += entry.size
+        except FileNotFoundError:  # another process removed it
+            pass
+        left -= entry.size
+    return Pruned(removed, freed, left)
+
+
+def _evict(store: Store, entry: _Entry) -> bool:
+    """Remove one entry, if nobody reads it or has used it since it was looked at."""
+    name = entry.key[2:]
+    with (
+        _shard(store, entry.key[:2]) as (root, shard),
+        store.folder(TMP, root, create=True) as tmp,
+        contextlib.ExitStack() as closing,
+    ):
+        with contextlib.suppress(NotADirectoryError):
+            fd = store.files.open(name, DIRECTORY, shard)
+            closing.enter_context(opened(store.files, fd))
+            if store.files.stat(fd).st_mtime > entry.used or not _claim(store, fd):
+                return False
+        leaving = staging_name()
+        store.files.rename(name, shard, leaving, tmp)
+        remove(store.files, leaving, tmp)
+    return True
+
+
+def _claim(store: Store, fd: int) -> bool:
+    """Keep others from reading an entry; `False` if one does."""
+    try:
+        store.files.lock(fd, shared=False)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _check(store: Store, root: int, shard: int, key: str) -> str:
+    """Which of the counts of `Verified` an entry belongs to; "" if it has gone."""
+    try:
+        store.look(shard, key, "disk", _output_name(store, shard, key))
+    except DamagedEntry as damage:
+        store.set_aside(root, shard, key, damage)
+        return "damaged"
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        return "unreadable"
+    return "sound"
+
+
+def _output_name(store: Store, shard: int, key: str) -> str:
+    try:
+        fd = store.files.open(key[2:], DIRECTORY, shard)
+    except NotADirectoryError:
+        return _NO_OUTPUT
+    with opened(store.files, fd):
+        return next(filter(_OUTPUT.fullmatch, store.files.list(fd)), _NO_OUTPUT)
+
+
+@contextlib.contextmanager
+def _shard(store: Store, prefix: str) -> Iterator[tuple[int, int]]:
+    """The store's open directory, and that of the keys which begin with `prefix`."""
+    with (
+        store.opened() as root,
+        store.shards(root) as shards,
+        store.folder(prefix, shards) as shard,
+    ):
+        yield root, shard
+
+
+def _prefixes(store: Store) -> list[str]:
+    try:
+        with store.opened() as root, store.shards(root) as shards:
+            return [name for name in store.files.list(shards) if _PREFIX.fullmatch(name)]
+    except FileNotFoundError:
+        return []
+
+
+def _names(store: Store, shard: int) -> list[str]:
+    return [name for name in store.files.list(shard) if _REST.fullmatch(name)]
+
+
+def _entries(store: Store, prefix: str) -> list[_Entry]:
+    entries = []
+    with contextlib.suppress(FileNotFoundError), _shard(store, prefix) as (_, shard):
+        for name in _names(store, shard):
+            with contextlib.suppress(FileNotFoundError):
+                entries.append(_measure(store, shard, prefix, name))
+    return entries
+
+
+def _measure(store: Store, shard: int, prefix: str, name: str) -> _Entry:
+    files = store.files
+    try:
+        fd = files.open(name, DIRECTORY, shard)
+    except NotADirectoryError:
+        found = files.lstat(name, shard)
+        return _Entry(prefix + name, found.st_size, found.st_mtime)
+    with opened(files, fd):
+        used = files.stat(fd).st_mtime
+        if used > time.time():
+            files.touch(fd)
+        size = sum(files.lstat(child, fd).st_size for child in files.list(fd))
+    return _Entry(prefix + name, size, used)
