@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 import time
@@ -14,7 +15,6 @@ from anyio import to_thread
 
 from ._artifact import Artifact
 from ._errors import ClosedError, ToolchainError
-from ._locks import Lock
 from ._outcome import Outcome
 from ._outside import disown_in_children
 from ._pool import CompilePool, remove_folder
@@ -159,31 +159,32 @@ class Maker:
         Others wait for that process, and no longer than a compile may take: then they
         compile too, which does no harm.
         """
-        ends = time.monotonic() + self._timeout
-        pause = _FIRST_LOOK_SECONDS
-        while (artifact := await self._in_thread(self._store.read, flight.key)) is None:
-            async with self.pool.turn:
-                lock = await self._in_thread(self._store.try_lock, flight.key)
-                if lock is None and time.monotonic() > ends:
-                    lock = Lock()
-                if lock is not None:
-                    return await self._make_locked(flight, lock)
-            await anyio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_LOOK_SECONDS)
+        patience = _Patience(self._timeout)
+        artifact = await self._in_thread(self._store.read, flight.key)
+        while artifact is None:
+            output = None
+            with contextlib.ExitStack() as held:
+                async with self.pool.turn:
+                    if await self._lock(flight, held) or patience.is_over:
+                        artifact = await self._in_thread(self._store.read, flight.key)
+                        if artifact is None:
+                            flight.begun = True
+                            output = await self.pool.compile(flight.job)
+                if output is not None:
+                    artifact = await self._in_thread(
+                        self._store.keep, flight.key, flight.named, output
+                    )
+            if artifact is None:
+                await patience.pause()
+                artifact = await self._in_thread(self._store.read, flight.key)
         return artifact
 
-    async def _make_locked(self, flight: Flight, lock: Lock) -> Artifact:
-        try:
-            artifact = await self._in_thread(self._store.read, flight.key)
-            if artifact is None:
-                flight.begun = True
-                output = await self.pool.compile(flight.job)
-                artifact = await self._in_thread(
-                    self._store.keep, flight.key, flight.named, output
-                )
-        finally:
-            lock.release()
-        return artifact
+    async def _lock(self, flight: Flight, held: contextlib.ExitStack) -> bool:
+        """Lock the key for as long as `held` lasts; `False` if another process has it."""
+        lock = await self._in_thread(self._store.try_lock, flight.key)
+        if lock is not None:
+            held.callback(lock.release)
+        return lock is not None
 
     async def _in_thread(
         self, function: Callable[[*Arguments], T], *arguments: *Arguments
@@ -200,6 +201,29 @@ class Maker:
             return
         await self.pool.aclose()
         await to_thread.run_sync(remove_folder, self._folder)
+
+
+class _Patience:
+    """Waits for another process, at first often, and not for ever.
+
+    Args:
+        seconds: For how long, from the first pause on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._pause = _FIRST_LOOK_SECONDS
+        self._ends: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._ends is not None and time.monotonic() > self._ends
+
+    async def pause(self) -> None:
+        if self._ends is None:
+            self._ends = time.monotonic() + self._seconds
+        await anyio.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_LOOK_SECONDS)
 
 
 def _private_folder() -> Path:
