@@ -11,9 +11,11 @@ from pathlib import Path
 from anyio import to_thread
 
 from ._artifact import Artifact, Output
+from ._blame import Quarantine
 from ._errors import ClosedError, ToolchainError
 from ._outcome import Outcome
-from ._pool import CompilePool, remove_folder
+from ._pool import CompilePool, Limits
+from ._process import remove_folder
 from ._scope import Scope
 from ._store import Store
 from .toolchains import Job, Toolchain, find
@@ -32,8 +34,8 @@ class Maker:
         store: Where artifacts are kept, or `None` if there is no place.
         folder: A private folder, removed at the end; workers sit in it, and it keeps
             what the store cannot.
-        workers: How many compiles run at once.
-        timeout: Seconds after which a compile is killed.
+        limits: What compiles may take.
+        quarantine: The requests that are not to be compiled.
     """
 
     def __init__(
@@ -41,12 +43,12 @@ class Maker:
         toolchain: Toolchain,
         store: Store | None,
         folder: Path,
-        workers: int,
-        timeout: float,
+        limits: Limits,
+        quarantine: Quarantine,
     ) -> None:
         self.toolchain = toolchain
         self.scope = Scope(clean_up=self._clean_up)
-        self.pool = CompilePool(toolchain, workers, timeout, folder, self.scope)
+        self.pool = CompilePool(toolchain, limits, folder, self.scope, quarantine)
         self._store = store
         self._fallback = Store(folder / "store", toolchain.filename)
         self._folder = folder
@@ -56,7 +58,7 @@ class Maker:
 
     @classmethod
     async def open(
-        cls, target: str, root: Path | None, workers: int, timeout: float
+        cls, target: str, root: Path | None, limits: Limits, quarantine: Quarantine
     ) -> Maker:
         """Find the toolchain for `target` and open everything that it takes.
 
@@ -68,7 +70,7 @@ class Maker:
         if store is None:
             logger.warning("there is no home directory: artifacts are not kept")
         folder = _private_folder()
-        maker = cls(toolchain, store, folder, workers, timeout)
+        maker = cls(toolchain, store, folder, limits, quarantine)
         try:
             await maker.scope.open()
         except BaseException:
@@ -106,7 +108,7 @@ class Maker:
     async def _make(self, key: str, named: Mapping[str, str], job: Job) -> Artifact:
         artifact = await to_thread.run_sync(self._read, key)
         if artifact is None:
-            output = await self.pool.compile(job)
+            output = await self.pool.compile(key, job)
             artifact = await to_thread.run_sync(self._publish, key, named, output)
         return artifact
 

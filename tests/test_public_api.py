@@ -22,6 +22,7 @@ NAMES = {
     *("DeviceMismatchError", "CompileError", "SymbolNotFoundError", "CompileTimeout"),
     *("WorkerCrashed", "ReporterError", "LoadError", "LaunchError", "ReentryError"),
     *("WrongLoopError", "ClosedError", "BuildError", "SpillError"),
+    *("CompileMemoryError", "QuarantinedError"),
 }
 
 
