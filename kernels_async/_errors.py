@@ -102,7 +102,7 @@ class CompileTimeout(KernelsError, TimeoutError):
     """A compile that ran past the compiler's `timeout`; its worker was killed."""
 
 
-class CompileMemoryError(KernelsError, MemoryError):
+class CompileMemoryError(MemoryError, KernelsError):
     """A compile that took more than the compiler's `memory`, or more than there was."""
 
 

@@ -29,7 +29,14 @@ from ._errors import (
     WorkerCrashed,
 )
 from ._machine import resident_bytes
-from ._process import DiedError, LostError, WorkerProcess, make_folder, remove_folder
+from ._process import (
+    DiedError,
+    Lifeline,
+    LostError,
+    WorkerProcess,
+    make_folder,
+    remove_folder,
+)
 from ._sandbox import Mode
 from ._scope import Scope
 from .toolchains import Job, Toolchain
@@ -89,6 +96,7 @@ class CompilePool:
         self._scope = scope
         self._quarantine = quarantine
         self._circuit = Circuit()
+        self._lifeline = Lifeline()
         self._configuration = _frames.encode(
             {
                 "toolchain": toolchain.configuration(),
@@ -145,6 +153,7 @@ class CompilePool:
         """Stop every worker."""
         self._idle.clear()
         await self._stop(self._workers)
+        self._lifeline.close()
 
     async def _try(
         self, key: str, job: Job, number: int, frame: bytes
@@ -215,7 +224,7 @@ class CompilePool:
     async def _start(self) -> WorkerProcess:
         folder = await self._in_thread(make_folder, self._folder)
         try:
-            worker = await WorkerProcess.start(folder)
+            worker = await WorkerProcess.start(folder, self._lifeline)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._in_thread(remove_folder, folder)
@@ -223,6 +232,7 @@ class CompilePool:
         self._workers.add(worker)
         try:
             self._scope.start_soon(worker.collect_stderr)
+            self._scope.start_soon(worker.end_group)
             with anyio.fail_after(START_SECONDS):
                 await worker.configure(self._configuration)
         except BaseException as error:

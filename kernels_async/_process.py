@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import sys
@@ -16,7 +17,6 @@ from typing import TypeVar, cast
 import anyio
 from anyio import to_thread
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from . import _frames
 from ._artifact import Output
@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _BIG = 1 << 18
 _STDERR_TAIL = 4096
+_FIRST_FREE = 3
 _KEPT_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH")
 _OUT_OF_MEMORY = ("LLVM ERROR: out of memory", "std::bad_alloc", "MemoryError")
 
@@ -37,6 +38,24 @@ class LostError(Exception):
 
 class DiedError(Exception):
     """It did so after it had begun its job."""
+
+
+class Lifeline:
+    """A lock that ends with this process, or when it becomes another program.
+
+    Workers watch it, and end with it. Other than the pipes to them, it does not live on
+    in a child that the server forked.
+    """
+
+    def __init__(self) -> None:
+        given = os.memfd_create("kernels_async")
+        self.descriptor = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+        os.close(given)
+        fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.descriptor)
 
 
 class WorkerProcess:
@@ -62,7 +81,8 @@ class WorkerProcess:
         self.over_memory = False
         self._process = process
         self._stdin = cast(ByteSendStream, process.stdin)
-        self._stdout = BufferedByteReceiveStream(cast(ByteReceiveStream, process.stdout))
+        self._stdout = cast(ByteReceiveStream, process.stdout)
+        self._unread = bytearray()
         self._stderr = cast(ByteReceiveStream, process.stderr)
         self._tail = b""
         self._stderr_ended = anyio.Event()
@@ -71,15 +91,16 @@ class WorkerProcess:
         self._busy = True
 
     @classmethod
-    async def start(cls, folder: str) -> WorkerProcess:
+    async def start(cls, folder: str, lifeline: Lifeline) -> WorkerProcess:
         """Start one in a folder; raises `OSError` where the system has no more."""
         module = f"{__package__}._worker"
         with anyio.CancelScope(shield=True):
             process = await anyio.open_process(
-                [sys.executable, "-P", "-m", module, str(os.getpid())],
+                [sys.executable, "-P", "-m", module, str(lifeline.descriptor)],
                 cwd=folder,
                 env=_environment(folder),
                 start_new_session=True,
+                pass_fds=[lifeline.descriptor],
             )
         return cls(process, folder)
 
@@ -122,7 +143,7 @@ class WorkerProcess:
             )
         except LostError as error:
             raise DiedError(str(error)) from None
-        if self._stdout.buffer:
+        if self._unread:
             raise DiedError("wrote more than an answer")
         self._busy = False
         self.idle_since = time.monotonic()
@@ -138,18 +159,30 @@ class WorkerProcess:
     ) -> T:
         """The worker's next frame as `read` understands it, a big one in a thread."""
         try:
-            header = await self._stdout.receive_exactly(_frames.HEADER.size)
+            header = await self._exactly(_frames.HEADER.size)
             lengths = _frames.lengths(header, bounds)
-            text = await self._stdout.receive_exactly(lengths.text)
-            data = await self._stdout.receive_exactly(lengths.data)
+            text = await self._exactly(lengths.text)
+            data = await self._exactly(lengths.data)
             if lengths.text < _BIG:
                 return read(text, data)
             return await to_thread.run_sync(read, text, data)
-        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
             raise LostError("died") from None
         except ValueError as error:
             said = printable(str(error), 200)
             raise LostError(f"wrote what is no answer ({said})") from None
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._unread) < size:
+            self._unread += await self._stdout.receive()
+        found = bytes(self._unread[:size])
+        del self._unread[:size]
+        return found
+
+    async def end_group(self) -> None:
+        """Kill what it started when it ends: that may hold its pipes open."""
+        await self._process.wait()
+        self.stop()
 
     async def collect_stderr(self) -> None:
         """Read what it writes to its standard error, and keep the last of it."""

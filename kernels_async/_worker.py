@@ -1,13 +1,15 @@
 """The worker process: compiles one job after another, and nothing else.
 
-Started as `python -m kernels_async._worker SERVER` in an empty private directory, where
-SERVER is the number of the process that it must not outlive. It never imports the user's
-`__main__` and never touches a GPU. The first frame that it reads says which toolchain it
-is; it loads that, confines itself and says hello. Each later frame is a job.
+Started as `python -m kernels_async._worker LOCK` in an empty private directory, where
+LOCK is a descriptor that the server holds a lock on for as long as it lives. It never
+imports the user's `__main__` and never touches a GPU. The first frame that it reads says
+which toolchain it is; it loads that, confines itself and says hello. Each later frame is
+a job.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -19,8 +21,14 @@ from typing import Any, BinaryIO
 from . import _frames, _sandbox
 from ._artifact import Output
 from ._diagnostics import Diagnostic, Severity
-from ._errors import CompileError, CompileMemoryError, KernelsError, ToolchainError
-from ._includes import includes, leaves_the_source, relative
+from ._errors import (
+    CompileError,
+    CompileMemoryError,
+    KernelsError,
+    SpecificationError,
+    ToolchainError,
+)
+from ._includes import Include, includes, leaves_the_source, relative
 from ._source import Source
 from .toolchains import Job, Toolchain, from_configuration
 
@@ -30,11 +38,11 @@ _WATCH_MILLISECONDS = 250
 
 def main() -> None:
     """Serve jobs from standard input until it ends."""
-    server = int(sys.argv[1])
+    lock = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     _sandbox.die_with_parent(signal.SIGKILL)
-    if os.getppid() != server:
+    if not _is_held(lock):
         return
     os.nice(NICENESS)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -52,7 +60,7 @@ def main() -> None:
         return
     if access.executes:
         _sandbox.die_with_parent(signal.SIGTERM)
-    threading.Thread(target=_watch, args=(server,), daemon=True).start()
+    threading.Thread(target=_watch, args=(lock,), daemon=True).start()
     _write(answers, _frames.hello(sandbox))
     while (record := _read(jobs)) is not None:
         number = record["number"]
@@ -74,7 +82,7 @@ def _compile(toolchain: Toolchain, job: Job) -> Output | KernelsError:
 def _refuse_host_files(source: Source) -> None:
     """An include that names a file of the host's is an error, whether it is there."""
     for name, text in {**source.headers, source.name: source.text}.items():
-        for include in includes(text):
+        for include in _includes(name, text):
             inside = relative(name, include.name) in source.headers
             if not include.macro and leaves_the_source(include.name) and not inside:
                 message = (
@@ -85,13 +93,29 @@ def _refuse_host_files(source: Source) -> None:
                 raise CompileError(str(diagnostic), diagnostics=[diagnostic])
 
 
-def _watch(server: int) -> None:
+def _includes(name: str, text: str) -> list[Include]:
+    try:
+        return list(includes(text))
+    except SpecificationError as error:
+        raise CompileError(f"{name}: error: {error}") from error
+
+
+def _watch(lock: int) -> None:
     """End when the server does, though a child of its may hold the pipes open."""
     pipe = select.poll()
     pipe.register(0, 0)
-    while os.getppid() == server and not pipe.poll(_WATCH_MILLISECONDS):
+    while _is_held(lock) and not pipe.poll(_WATCH_MILLISECONDS):
         pass
     _end()
+
+
+def _is_held(lock: int) -> bool:
+    """Whether another process holds the lock on a descriptor."""
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _end(*_: object) -> None:
