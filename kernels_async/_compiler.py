@@ -14,13 +14,16 @@ from weakref import WeakValueDictionary
 
 from . import toolchains
 from ._artifact import Artifact
+from ._blame import Quarantine
 from ._digest import Difference, artifact_key, differences, entries
 from ._errors import ClosedError, SpecificationError, WrongLoopError
-from ._machine import default_workers
+from ._machine import LEAST_MEMORY, default_memory, default_workers
 from ._maker import Flight, Maker
 from ._outcome import Outcome
 from ._outside import disown_in_children
+from ._pool import Limits
 from ._report import refuse_reentry
+from ._sandbox import MODES, Mode
 from ._scope import Scope
 from ._source import Source, as_source
 from ._specialization import Specialization, as_specialization
@@ -54,9 +57,13 @@ class Compiler:
         workers: How many compiles run at once; by default what processors, CPU quota
             and free memory allow.
         timeout: Seconds after which a compile is killed.
+        memory: Bytes of memory above which a compile is killed; by default half of what
+            the machine, or the container, has.
+        sandbox: Whether workers confine themselves to what the toolchain needs: `"auto"`
+            as far as the kernel can, `"require"` or else not at all, `"off"` not.
 
     Raises:
-        SpecificationError: The target, `workers` or `timeout` cannot be right.
+        SpecificationError: An argument cannot be right.
     """
 
     def __init__(
@@ -66,17 +73,27 @@ class Compiler:
         cache_dir: str | os.PathLike[str] | None = None,
         workers: int | None = None,
         timeout: float = 300.0,
+        memory: int | None = None,
+        sandbox: Mode = "auto",
     ) -> None:
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise SpecificationError(f"workers is a number from 1, not {workers!r}")
         if not isinstance(timeout, int | float) or not timeout > 0:
             raise SpecificationError(f"timeout is in seconds, more than 0, not {timeout!r}")
+        if memory is not None and (not isinstance(memory, int) or memory < LEAST_MEMORY):
+            raise SpecificationError(
+                f"memory is in bytes, at least {LEAST_MEMORY}, not {memory!r}"
+            )
+        if sandbox not in MODES:
+            raise SpecificationError(f"sandbox is one of {MODES}, not {sandbox!r}")
         chosen = cache_dir if cache_dir is not None else default_cache_dir()
         self.target = toolchains.check_target(target)
         self.workers = default_workers() if workers is None else workers
         self._root = None if chosen is None else Path(chosen).expanduser().absolute()
-        self._timeout = timeout
-        self._settings = (self.target, self._root, workers, timeout)
+        held = default_memory() if memory is None else memory
+        self._limits = Limits(self.workers, timeout, held, sandbox)
+        self._quarantine = Quarantine()
+        self._settings = (self.target, self._root, workers, timeout, memory, sandbox)
         self._uses: dict[asyncio.AbstractEventLoop, _Use] = {}
         disown_in_children(self)
 
@@ -151,7 +168,9 @@ class Compiler:
 
     async def _open(self, use: _Use) -> None:
         try:
-            maker = await Maker.open(self.target, self._root, self.workers, self._timeout)
+            maker = await Maker.open(
+                self.target, self._root, self._limits, self._quarantine
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, those who enter get it
             use.opening.fail(error)
         else:
@@ -169,6 +188,15 @@ class Compiler:
             ClosedError: The compiler is not open.
         """
         return self._any_maker().toolchain.identity
+
+    @property
+    def sandbox(self) -> str:
+        """How the last worker that started has confined itself, as text.
+
+        Raises:
+            ClosedError: The compiler is not open.
+        """
+        return self._any_maker().pool.sandbox
 
     def key(self, source: Source | str, specialization: Specialization | str) -> str:
         """The digest of the artifact that a request compiles to.
@@ -225,6 +253,15 @@ class Compiler:
             return await self.compile(source, specialization)
         except Exception as error:  # noqa: BLE001 - it is this request's outcome
             return error
+
+    def forget(self, source: Source | str, specialization: Specialization | str) -> None:
+        """Compile a request again that is in quarantine for having killed workers.
+
+        Raises:
+            ClosedError: The compiler is not open.
+            SpecificationError: The request cannot be right for this target.
+        """
+        self._quarantine.forget(self.key(source, specialization))
 
     async def trim(self) -> int:
         """Stop idle workers now, to free their memory; how many there were."""

@@ -10,7 +10,9 @@
     ├── CompileError            the compiler refused the source
     │   └── SymbolNotFoundError it compiled, but has no such kernel
     ├── CompileTimeout          the compile ran past its limit (also a TimeoutError)
+    ├── CompileMemoryError      the compile took too much memory (also a MemoryError)
     ├── WorkerCrashed           the worker process died while it compiled
+    ├── QuarantinedError        the compile killed workers before; it is not tried again
     ├── ReporterError           the reporter raised
     ├── SpillError              a `SpillPolicy` refused the kernel
     ├── LoadError               the device refused the artifact
@@ -49,8 +51,9 @@ class SpecificationError(KernelsError, ValueError):
 class ToolchainError(KernelsError):
     """No usable compiler for the target.
 
-    Raised when a `Compiler` is opened and NVRTC or the C++ compiler is missing, and by
-    a compile whose target the toolchain does not know. The text names the remedy.
+    Raised when a `Compiler` is opened and NVRTC or the C++ compiler is missing, by a
+    compile whose target the toolchain does not know, and where no worker process can
+    start. The text names the remedy.
     """
 
 
@@ -100,6 +103,10 @@ class CompileTimeout(KernelsError, TimeoutError):
     """A compile that ran past the compiler's `timeout`; its worker was killed."""
 
 
+class CompileMemoryError(MemoryError, KernelsError):
+    """A compile that took more than the compiler's `memory`, or more than there was."""
+
+
 class WorkerCrashed(KernelsError):
     """The worker process died, or wrote what is no answer, while it compiled.
 
@@ -116,6 +123,21 @@ class WorkerCrashed(KernelsError):
         super().__init__(message)
         self.returncode = returncode
         self.stderr = stderr
+
+
+class QuarantinedError(KernelsError):
+    """A request whose compile killed workers, so that it is refused at once.
+
+    It crashed them, or ran past the limits of time or memory. It is compiled again after
+    `Compiler.forget`.
+
+    Attributes:
+        history: The texts of the earlier errors, the oldest first.
+    """
+
+    def __init__(self, message: str, *, history: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.history = tuple(history)
 
 
 class ReporterError(KernelsError):

@@ -14,10 +14,12 @@ import anyio
 from anyio import to_thread
 
 from ._artifact import Artifact
+from ._blame import Quarantine
 from ._errors import ClosedError, ToolchainError
 from ._outcome import Outcome
 from ._outside import disown_in_children
-from ._pool import CompilePool, remove_folder
+from ._pool import CompilePool, Limits
+from ._process import remove_folder
 from ._record import chosen_seal
 from ._scope import Scope
 from ._tiers import TieredStore
@@ -71,8 +73,8 @@ class Maker:
         toolchain: The toolchain.
         store: Where artifacts are kept.
         folder: A private folder, removed at the end; workers sit in it.
-        workers: How many compiles run at once.
-        timeout: Seconds after which a compile is killed.
+        limits: What compiles may take.
+        quarantine: The requests that are not to be compiled.
     """
 
     def __init__(
@@ -80,15 +82,15 @@ class Maker:
         toolchain: Toolchain,
         store: TieredStore,
         folder: Path,
-        workers: int,
-        timeout: float,
+        limits: Limits,
+        quarantine: Quarantine,
     ) -> None:
         self.toolchain = toolchain
         self.scope = Scope(clean_up=self._clean_up)
-        self.pool = CompilePool(toolchain, workers, timeout, folder, self.scope)
+        self.pool = CompilePool(toolchain, limits, folder, self.scope, quarantine)
         self._store = store
         self._folder = folder
-        self._timeout = timeout
+        self._timeout = limits.timeout
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._flights: dict[str, Flight] = {}
         self._disowned = False
@@ -96,7 +98,7 @@ class Maker:
 
     @classmethod
     async def open(
-        cls, target: str, root: Path | None, workers: int, timeout: float
+        cls, target: str, root: Path | None, limits: Limits, quarantine: Quarantine
     ) -> Maker:
         """Find the toolchain for `target` and open everything that it takes.
 
@@ -108,7 +110,7 @@ class Maker:
             logger.warning("there is no home directory: artifacts are not kept")
         folder = _private_folder()
         store = TieredStore(root, toolchain.filename, folder / "store", seal=chosen_seal())
-        maker = cls(toolchain, store, folder, workers, timeout)
+        maker = cls(toolchain, store, folder, limits, quarantine)
         try:
             await maker.scope.open()
         except BaseException:
@@ -162,6 +164,7 @@ class Maker:
         patience = _Patience(self._timeout)
         artifact = await self._in_thread(self._store.read, flight.key)
         while artifact is None:
+            self.pool.refuse(flight.key, flight.job)
             output = None
             with contextlib.ExitStack() as held:
                 async with self.pool.turn:
@@ -169,7 +172,7 @@ class Maker:
                         artifact = await self._in_thread(self._store.read, flight.key)
                         if artifact is None:
                             flight.begun = True
-                            output = await self.pool.compile(flight.job)
+                            output = await self.pool.compile(flight.key, flight.job)
                 if output is not None:
                     artifact = await self._in_thread(
                         self._store.keep, flight.key, flight.named, output

@@ -1,37 +1,74 @@
 """The pool of worker processes that compile.
 
 Workers start on demand, run one job at a time and go when they have been idle for a
-while. A worker that crashes, hangs or is killed fails the job that it ran and no other.
+while. A worker that crashes, hangs, eats memory or is killed fails the job that it had
+begun and no other; one that dies idle fails none.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import signal
-import sys
-import tempfile
+import errno
+import itertools
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, TypeVarTuple
 
 import anyio
 from anyio import to_thread
-from anyio.abc import ByteReceiveStream, ByteSendStream, Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from . import _frames
 from ._artifact import Output
-from ._diagnostics import printable
-from ._errors import CompileTimeout, KernelsError, ToolchainError, WorkerCrashed
+from ._blame import Circuit, Quarantine
+from ._errors import (
+    CompileMemoryError,
+    CompileTimeout,
+    KernelsError,
+    ToolchainError,
+    WorkerCrashed,
+)
+from ._machine import resident_bytes
+from ._process import (
+    DiedError,
+    Lifeline,
+    LostError,
+    WorkerProcess,
+    make_folder,
+    remove_folder,
+)
+from ._sandbox import Mode
 from ._scope import Scope
 from .toolchains import Job, Toolchain
 
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
 IDLE_SECONDS = 60.0
+START_SECONDS = 120.0
+SAMPLE_SECONDS = 0.05
+RECYCLE_BYTES = 1 << 30
+RECYCLE_JOBS = 1000
 _BIG = 1 << 18
-_STDERR_TAIL = 4096
-_KEPT_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH")
+_THREADS = 4
+_EXHAUSTED = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a pool's compiles may take.
+
+    Attributes:
+        workers: How many run at once.
+        timeout: Seconds after which one is killed.
+        memory: Bytes of resident memory above which one is killed.
+        sandbox: Whether its worker confines itself: as it can, or it must, or not.
+    """
+
+    workers: int
+    timeout: float
+    memory: int
+    sandbox: Mode
 
 
 class CompilePool:
@@ -42,61 +79,74 @@ class CompilePool:
 
     Args:
         toolchain: What the workers are.
-        workers: How many jobs run at once.
-        timeout: Seconds after which a job's worker is killed.
+        limits: What compiles may take.
         folder: A private folder; each worker sits in an empty one inside it.
         scope: Owns the tasks that watch over the workers.
+        quarantine: The requests that are not to be compiled.
     """
 
     def __init__(
         self,
         toolchain: Toolchain,
-        workers: int,
-        timeout: float,
+        limits: Limits,
         folder: Path,
         scope: Scope,
+        quarantine: Quarantine,
     ) -> None:
-        self._toolchain = toolchain
-        self._timeout = timeout
+        self.sandbox = "not known before a worker has started"
+        self._limits = limits
         self._folder = folder
         self._scope = scope
-        self.turn = anyio.CapacityLimiter(workers)
-        self._workers: set[_Worker] = set()
-        self._idle: list[_Worker] = []
+        self.turn = anyio.CapacityLimiter(limits.workers)
+        self._quarantine = quarantine
+        self._circuit = Circuit()
+        self._lifeline = Lifeline()
+        self._configuration = _frames.encode(
+            {
+                "toolchain": toolchain.configuration(),
+                "memory": limits.memory,
+                "sandbox": limits.sandbox,
+            }
+        )
+        self._numbers = itertools.count(1)
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._workers: set[WorkerProcess] = set()
+        self._idle: list[WorkerProcess] = []
+        self._busy: set[WorkerProcess] = set()
+        self._freed = anyio.Event()
+        self._guarding = False
 
     def watch(self) -> None:
         """Begin to stop workers that have been idle for a while."""
-        self._scope.start_soon(self._reap)
+        self._scope.start_soon(self._stop_idle)
 
-    async def compile(self, job: Job) -> Output:
+    def refuse(self, key: str, job: Job) -> None:
+        """Raise `QuarantinedError` if the job has killed workers before."""
+        self._quarantine.check(key, _named(job))
+
+    async def compile(self, key: str, job: Job) -> Output:
         """Compile one job; the caller holds `turn`.
+
+        Args:
+            key: What the job is known by, when it has killed workers.
+            job: What to compile.
 
         Raises:
             CompileError: The compiler refused the source.
             ToolchainError: The compiler cannot be used, or not for this target.
             CompileTimeout: The job ran past the time-out; its worker was killed.
+            CompileMemoryError: It took too much memory; its worker was killed.
             WorkerCrashed: The worker died, or wrote what is no answer.
+            QuarantinedError: The job has killed workers before.
         """
-        frame = await _encode(job)
-        worker = self._take() or await self._start()
-        try:
-            with anyio.fail_after(self._timeout):
-                outcome = await worker.ask(frame)
-        except TimeoutError:
-            await self._discard(worker)
-            raise CompileTimeout(
-                f"{_named(job)} did not compile within {self._timeout:g} s"
-            ) from None
-        except _Died as death:
-            await self._discard(worker)
-            raise worker.crashed(job, str(death)) from None
-        except BaseException:
-            await self._discard(worker)
-            raise
-        worker.idle_since = time.monotonic()
-        self._idle.append(worker)
+        self.refuse(key, job)
+        number = next(self._numbers)
+        frame = await _encode(number, job)
+        while (outcome := await self._try(key, job, number, frame)) is None:
+            pass
         if isinstance(outcome, KernelsError):
             raise outcome
+        self._quarantine.forget(key)
         return outcome
 
     async def trim(self) -> int:
@@ -108,53 +158,131 @@ class CompilePool:
     async def aclose(self) -> None:
         """Stop every worker."""
         self._idle.clear()
-        await self._stop(list(self._workers))
+        await self._stop(self._workers)
+        self._lifeline.close()
 
-    async def _stop(self, workers: list[_Worker]) -> None:
-        for worker in workers:
-            worker.stop()
-        for worker in workers:
+    async def _try(
+        self, key: str, job: Job, number: int, frame: bytes
+    ) -> Output | KernelsError | None:
+        """What came of the job; `None` if its worker was lost before it began."""
+        worker = await self._acquire()
+        self._busy.add(worker)
+        try:
+            self._guard_memory()
+            with anyio.fail_after(self._limits.timeout):
+                outcome = await worker.ask(number, frame)
+        except BaseException as error:
             await self._discard(worker)
+            if isinstance(error, LostError):
+                self._lost(worker, error)
+                return None
+            if not isinstance(error, TimeoutError | DiedError):
+                raise
+            death = self._death(worker, job, error)
+            if worker.began:
+                self._quarantine.blame(key, death)
+            raise death from None
+        finally:
+            self._busy.discard(worker)
+            self._freed.set()
+            self._freed = anyio.Event()
+        self._circuit.succeeded()
+        await self._put_back(worker)
+        return outcome
 
-    async def _discard(self, worker: _Worker) -> None:
+    def _death(self, worker: WorkerProcess, job: Job, error: Exception) -> KernelsError:
+        """The error of a job whose worker has ended."""
+        name = _named(job)
+        if worker.ran_out_of_memory:
+            told = "" if worker.over_memory else f": the worker {worker.obituary('ended')}"
+            return CompileMemoryError(
+                f"{name} took more than {self._limits.memory >> 20} MiB of memory to "
+                f"compile{told}"
+            )
+        if isinstance(error, TimeoutError):
+            return CompileTimeout(
+                f"{name} did not compile within {self._limits.timeout:g} s"
+            )
+        return WorkerCrashed(
+            f"the worker that compiled {name} {worker.obituary(str(error))}",
+            returncode=worker.returncode,
+            stderr=worker.stderr,
+        )
+
+    async def _acquire(self) -> WorkerProcess:
+        """An idle worker, else a new one, else the next that is free."""
+        while True:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive:
+                    return worker
+                await self._discard(worker)
+            self._circuit.check()
+            try:
+                return await self._start()
+            except (OSError, RuntimeError) as error:
+                exhausted = getattr(error, "errno", errno.EAGAIN) in _EXHAUSTED
+                if not exhausted or not (self._busy or self._idle):
+                    raise ToolchainError(f"a worker cannot start: {error}") from error
+            if not self._idle:
+                await self._freed.wait()
+
+    async def _start(self) -> WorkerProcess:
+        folder = await self._in_thread(make_folder, self._folder)
+        try:
+            worker = await WorkerProcess.start(folder, self._lifeline)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._in_thread(remove_folder, folder)
+            raise
+        self._workers.add(worker)
+        try:
+            self._scope.start_soon(worker.collect_stderr)
+            self._scope.start_soon(worker.end_group)
+            with anyio.fail_after(START_SECONDS):
+                await worker.configure(self._configuration)
+        except BaseException as error:
+            await self._discard(worker)
+            if isinstance(error, ToolchainError):
+                self._circuit.failed(error)
+            if not isinstance(error, LostError | TimeoutError):
+                raise
+            raise self._lost(worker, error) from None
+        self.sandbox = worker.sandbox
+        return worker
+
+    def _lost(self, worker: WorkerProcess, error: Exception) -> ToolchainError:
+        """Count a worker that ended and had begun nothing; a new one did not start."""
+        how = str(error) or f"took more than {START_SECONDS:g} s"
+        lost = ToolchainError(f"a worker cannot start: it {worker.obituary(how)}")
+        if not worker.jobs:
+            self._circuit.failed(lost)
+        return lost
+
+    async def _put_back(self, worker: WorkerProcess) -> None:
+        """Keep a worker for the next job, unless it is worn or holds too much."""
+        most = min(RECYCLE_BYTES, self._limits.memory // 2)
+        if worker.jobs >= RECYCLE_JOBS or resident_bytes(worker.pid) > most:
+            await self._discard(worker)
+        else:
+            self._idle.append(worker)
+
+    async def _stop(self, workers: Iterable[WorkerProcess]) -> None:
+        """End workers side by side."""
+        async with anyio.create_task_group() as tasks:
+            for worker in list(workers):
+                worker.stop()
+                tasks.start_soon(self._discard, worker)
+
+    async def _discard(self, worker: WorkerProcess) -> None:
         """End a worker and everything that it left."""
         worker.stop()
         with anyio.CancelScope(shield=True):
             await worker.aclose()
-            await to_thread.run_sync(remove_folder, worker.folder)
+            await self._in_thread(remove_folder, worker.folder)
         self._workers.discard(worker)
 
-    def _take(self) -> _Worker | None:
-        while self._idle:
-            worker = self._idle.pop()
-            if worker.alive:
-                return worker
-            self._scope.start_soon(self._discard, worker)
-        return None
-
-    async def _start(self) -> _Worker:
-        try:
-            folder = await to_thread.run_sync(_make_folder, self._folder)
-            with anyio.CancelScope(shield=True):
-                process = await anyio.open_process(
-                    [sys.executable, "-P", "-m", f"{__package__}._worker"],
-                    cwd=folder,
-                    env=_environment(folder),
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise ToolchainError(f"a worker cannot be started: {error}") from error
-        worker = _Worker(process, folder)
-        self._workers.add(worker)
-        try:
-            self._scope.start_soon(worker.collect_stderr)
-            await worker.send(_frames.encode(self._toolchain.configuration()))
-        except BaseException:
-            await self._discard(worker)
-            raise
-        return worker
-
-    async def _reap(self) -> None:
+    async def _stop_idle(self) -> None:
         while True:
             await anyio.sleep(IDLE_SECONDS / 4)
             tired = time.monotonic() - IDLE_SECONDS
@@ -162,133 +290,44 @@ class CompilePool:
             self._idle = [worker for worker in self._idle if worker not in old]
             await self._stop(old)
 
+    def _guard_memory(self) -> None:
+        """Begin to watch what busy workers hold, unless that is done already."""
+        if not self._guarding:
+            self._guarding = True
+            self._scope.start_soon(self._stop_hungry)
 
-class _Died(Exception):
-    """The worker's end of the pipe broke, or sent what is no answer."""
-
-
-class _Worker:
-    """One worker process and the pipes to it."""
-
-    def __init__(self, process: Process, folder: str) -> None:
-        self.folder = folder
-        self._process = process
-        self._stdin = cast(ByteSendStream, process.stdin)
-        self._stdout = BufferedByteReceiveStream(cast(ByteReceiveStream, process.stdout))
-        self._stderr = cast(ByteReceiveStream, process.stderr)
-        self._tail = b""
-        self._stderr_ended = anyio.Event()
-        self._collecting = False
-        self._stopped = False
-        self._busy = False
-        self.idle_since = time.monotonic()
-
-    @property
-    def alive(self) -> bool:
-        return self._process.returncode is None
-
-    async def send(self, frame: bytes) -> None:
-        """Send a frame; if the worker is dead, its missing answer will tell."""
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._stdin.send(frame)
-
-    async def ask(self, frame: bytes) -> Output | KernelsError:
-        self._busy = True
-        await self.send(frame)
+    async def _stop_hungry(self) -> None:
+        """Kill workers that hold more than a compile may, while any is busy."""
         try:
-            header = await self._stdout.receive_exactly(_frames.HEADER.size)
-            text, data = _frames.lengths(header)
-            answer = await self._stdout.receive_exactly(text)
-            output = await self._stdout.receive_exactly(data)
-            self._busy = False
-            if text < _BIG:
-                return _frames.outcome(answer, output)
-            return await to_thread.run_sync(_frames.outcome, answer, output)
-        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
-            raise _Died("died") from None
-        except ValueError as error:
-            raise _Died(f"wrote what is no answer ({printable(str(error), 200)})") from None
-
-    async def collect_stderr(self) -> None:
-        self._collecting = True
-        try:
-            async for chunk in self._stderr:
-                self._tail = (self._tail + chunk)[-_STDERR_TAIL:]
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass
+            while self._busy:
+                await anyio.sleep(SAMPLE_SECONDS)
+                for worker, held in await self._in_thread(_holdings, set(self._busy)):
+                    if held > self._limits.memory and worker in self._busy:
+                        worker.over_memory = True
+                        worker.stop()
         finally:
-            self._stderr_ended.set()
+            self._guarding = False
 
-    def stop(self) -> None:
-        """Kill the process and whatever it started, once; does not wait.
-
-        One that died idle has started nothing, and its number may be another's by now.
-        """
-        if not self._stopped and (self.alive or self._busy):
-            self._stopped = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    async def aclose(self) -> None:
-        """Wait for its end, after `stop`, and let go of its pipes."""
-        if self._collecting:
-            with anyio.move_on_after(1):
-                await self._stderr_ended.wait()
-        await self._process.aclose()
-
-    def crashed(self, job: Job, how: str) -> WorkerCrashed:
-        code = self._process.returncode
-        ended = ""
-        if code is not None and code < 0:
-            ended = f", by {_signal_name(-code)}"
-        elif code:
-            ended = f", with exit status {code}"
-        stderr = printable(self._tail.decode(errors="backslashreplace")).strip()
-        said = f"; it said: {stderr}" if stderr else ""
-        return WorkerCrashed(
-            f"the worker that compiled {_named(job)} {how}{ended}{said}",
-            returncode=code,
-            stderr=stderr,
-        )
+    async def _in_thread(
+        self, function: Callable[[*Arguments], T], *arguments: *Arguments
+    ) -> T:
+        """Run a function in a thread, one of few of the pool's own."""
+        return await to_thread.run_sync(function, *arguments, limiter=self._threads)
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def _holdings(workers: set[WorkerProcess]) -> list[tuple[WorkerProcess, int]]:
+    return [(worker, resident_bytes(worker.pid)) for worker in workers]
 
 
 def _named(job: Job) -> str:
     return f"{job.specialization.symbol!r} of {job.source.name}"
 
 
-def remove_folder(folder: str | Path) -> None:
-    """Remove a private folder with everything in it, as far as it goes."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _make_folder(parent: Path) -> str:
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return tempfile.mkdtemp(prefix="worker-", dir=parent)
-
-
-def _environment(folder: str) -> dict[str, str]:
-    """What a worker needs to find its modules and tools, and nothing of the user's."""
-    kept = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
-    modules = [str(Path(entry).absolute()) for entry in sys.path]
-    return {
-        **kept,
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join(modules),
-        "PYTHONUTF8": "1",
-        "TMPDIR": folder,
-    }
-
-
-async def _encode(job: Job) -> bytes:
+async def _encode(number: int, job: Job) -> bytes:
     """The job's frame; big ones are made off the event loop."""
+
+    def encode() -> bytes:
+        return _frames.encode({"number": number, "job": job.to_record()})
+
     size = len(job.source.text) + sum(map(len, job.source.headers.values()))
-    if size < _BIG:
-        return _frames.encode(job.to_record())
-    return await to_thread.run_sync(lambda: _frames.encode(job.to_record()))
+    return encode() if size < _BIG else await to_thread.run_sync(encode)

@@ -1,43 +1,72 @@
 """The worker process: compiles one job after another, and nothing else.
 
-Started as `python -m kernels_async._worker` in an empty private directory. It never
-imports the user's `__main__`, never touches a GPU, and ends when its standard input
-does. Its first frame says which toolchain it is; each later one is a job.
+Started as `python -m kernels_async._worker LOCK` in an empty private directory, where
+LOCK is a descriptor that the server holds a lock on for as long as it lives. It never
+imports the user's `__main__` and never touches a GPU. The first frame that it reads says
+which toolchain it is; it loads that, confines itself and says hello. Each later frame is
+a job.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import signal
 import sys
-from typing import BinaryIO
+import threading
+from typing import Any, BinaryIO
 
-from . import _frames
+from . import _frames, _sandbox
 from ._artifact import Output
 from ._diagnostics import Diagnostic, Severity
-from ._errors import CompileError, KernelsError
-from ._includes import includes, leaves_the_source, relative
+from ._errors import (
+    CompileError,
+    CompileMemoryError,
+    KernelsError,
+    SpecificationError,
+    ToolchainError,
+)
+from ._includes import Include, includes, leaves_the_source, relative
 from ._source import Source
 from .toolchains import Job, Toolchain, from_configuration
 
 NICENESS = 10
+_WATCH_MILLISECONDS = 250
 
 
 def main() -> None:
     """Serve jobs from standard input until it ends."""
+    lock = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end)
+    _sandbox.die_with_parent(signal.SIGKILL)
+    if not _is_held(lock):
+        return
     os.nice(NICENESS)
-    answers = os.fdopen(os.dup(1), "wb")
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     jobs = sys.stdin.buffer
-    toolchain: Toolchain | None = None
+    if (settings := _read(jobs)) is None:
+        return
+    try:
+        toolchain = from_configuration(settings["toolchain"])
+        toolchain.load()
+        access = toolchain.access()
+        sandbox = _sandbox.confine(access, settings["memory"], settings["sandbox"])
+    except ToolchainError as error:
+        _write(answers, _frames.refusal(str(error)))
+        return
+    if access.executes:
+        _sandbox.die_with_parent(signal.SIGTERM)
+    threading.Thread(target=_watch, args=(lock,), daemon=True).start()
+    _write(answers, _frames.hello(sandbox))
     while (record := _read(jobs)) is not None:
-        if toolchain is None:
-            toolchain = from_configuration(record)
-            continue
-        answers.write(_frames.answer(_compile(toolchain, Job.from_record(record))))
-        answers.flush()
+        number = record["number"]
+        _write(answers, _frames.begun(number))
+        job = Job.from_record(record["job"])
+        _write(answers, _frames.answer(number, _compile(toolchain, job)))
 
 
 def _compile(toolchain: Toolchain, job: Job) -> Output | KernelsError:
@@ -46,12 +75,14 @@ def _compile(toolchain: Toolchain, job: Job) -> Output | KernelsError:
         return toolchain.compile(job)
     except KernelsError as error:
         return error
+    except MemoryError:
+        return CompileMemoryError("the worker is out of memory")
 
 
 def _refuse_host_files(source: Source) -> None:
     """An include that names a file of the host's is an error, whether it is there."""
     for name, text in {**source.headers, source.name: source.text}.items():
-        for include in includes(text):
+        for include in _includes(name, text):
             inside = relative(name, include.name) in source.headers
             if not include.macro and leaves_the_source(include.name) and not inside:
                 message = (
@@ -62,13 +93,51 @@ def _refuse_host_files(source: Source) -> None:
                 raise CompileError(str(diagnostic), diagnostics=[diagnostic])
 
 
-def _read(stream: BinaryIO) -> dict[str, object] | None:
+def _includes(name: str, text: str) -> list[Include]:
+    try:
+        return list(includes(text))
+    except SpecificationError as error:
+        raise CompileError(f"{name}: error: {error}") from error
+
+
+def _watch(lock: int) -> None:
+    """End when the server does, though a child of its may hold the pipes open."""
+    pipe = select.poll()
+    pipe.register(0, 0)
+    while _is_held(lock) and not pipe.poll(_WATCH_MILLISECONDS):
+        pass
+    _end()
+
+
+def _is_held(lock: int) -> bool:
+    """Whether another process holds the lock on a descriptor."""
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _end(*_: object) -> None:
+    """Kill this worker and the compilers that it runs, at once."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _read(stream: BinaryIO) -> dict[str, Any] | None:
     header = stream.read(_frames.HEADER.size)
     if len(header) < _frames.HEADER.size:
         return None
-    text, _ = _frames.lengths(header)
-    record: dict[str, object] = json.loads(stream.read(text))
+    text, _ = _frames.lengths(header, _frames.JOB)
+    record: dict[str, Any] = json.loads(stream.read(text))
     return record
+
+
+def _write(stream: BinaryIO, frame: bytes) -> None:
+    view = memoryview(frame)
+    while view:
+        view = view[stream.write(view) :]
 
 
 if __name__ == "__main__":

@@ -22,6 +22,15 @@ extern "C" __global__ void slow(float* p) {
 }
 """
 
+CPU_SLOW = (
+    "template <int N> struct F { static const int value = F<N - 1>::value + 1; };\n"
+    "template <> struct F<0> { static const int value = 0; };\n"
+    + "".join(f"template <> struct F<{n * 800}> {{ static const int value = {n}; }};\n" for n in range(1, 60))
+    + "__global__ void slow(int* p) { int s = 0;\n"
+    + "".join(f"s += F<{n * 800 - 1}>::value;\n" for n in range(1, 60))
+    + "*p = s; }\n"
+)  # fmt: skip
+
 
 def children(process: int | None = None) -> list[int]:
     """The process numbers of a process's children; by default of this one's."""
@@ -36,3 +45,21 @@ async def until(condition: Callable[[], Any]) -> Any:
         while not (value := condition()):
             await asyncio.sleep(0.002)
         return value
+
+
+def descendants(process: int) -> list[int]:
+    """The process numbers of everything below a process."""
+    try:
+        below = children(process)
+    except OSError:
+        return []
+    return [number for child in below for number in (child, *descendants(child))]
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process runs: it is there, and no zombie."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"

@@ -29,7 +29,16 @@ ROWS = [
     {"_digest", "_artifact", "_diagnostics", "_occupancy", "_record", "_staging"},
     {"_store", "_upkeep", "_locks", "_tiers"}
     | {"_report", "_reporters", "_scope", "toolchains", "devices"},
-    {"_frames", "_worker", "_pool", "_maker", "_compiler"},
+    {
+        "_frames",
+        "_sandbox",
+        "_worker",
+        "_process",
+        "_blame",
+        "_pool",
+        "_maker",
+        "_compiler",
+    },
     {"_pending", "_batch", "_loader", "_cache", "_keyed", "_kernels"},
     {"__init__"},
 ]

@@ -23,6 +23,7 @@ NAMES = {
     *("WorkerCrashed", "ReporterError", "LoadError", "LaunchError", "ReentryError"),
     "OverloadedError",
     *("WrongLoopError", "ClosedError", "BuildError", "SpillError"),
+    *("CompileMemoryError", "QuarantinedError"),
 }
 
 

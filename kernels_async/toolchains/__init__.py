@@ -9,11 +9,11 @@ import re
 from typing import Any
 
 from .._errors import SpecificationError
-from ._base import Job, Toolchain
+from ._base import Access, Job, Toolchain
 from ._cpu import CpuToolchain
 from ._cuda import CudaToolchain
 
-__all__ = ["Job", "Toolchain", "check_target", "find", "from_configuration"]
+__all__ = ["Access", "Job", "Toolchain", "check_target", "find", "from_configuration"]
 
 _KINDS: dict[str, type[CpuToolchain] | type[CudaToolchain]] = {
     "cpu": CpuToolchain,

@@ -43,6 +43,21 @@ class Job:
         )
 
 
+@dataclass(frozen=True)
+class Access:
+    """What of the host a toolchain needs once it is loaded; its worker keeps no more.
+
+    Attributes:
+        reads: Files, and folders with everything in them, that it reads.
+        executes: Those that it reads and executes.
+        writes: Those that it reads and writes.
+    """
+
+    reads: tuple[str, ...] = ()
+    executes: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
 class Toolchain(Protocol):
     """Turns a job into bytes and diagnostics.
 
@@ -60,11 +75,22 @@ class Toolchain(Protocol):
     def configuration(self) -> dict[str, Any]:
         """JSON from which a worker rebuilds it."""
 
+    def load(self) -> None:
+        """Load every module and library that `compile` uses, while they can be read.
+
+        Raises:
+            ToolchainError: The compiler cannot be used.
+        """
+
+    def access(self) -> Access:
+        """What `compile` needs of the host after `load`."""
+
     def compile(self, job: Job) -> Output:
         """Compile one job, in the current directory, which is empty and private.
 
         Raises:
             CompileError: The compiler refused the source.
+            CompileMemoryError: It says that there was not enough memory.
             ToolchainError: The compiler cannot be used, or not for this target.
         """
 

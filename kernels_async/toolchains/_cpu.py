@@ -8,13 +8,10 @@ there is no GPU; it promises right numbers, not speed.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,10 +19,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .._artifact import Output
 from .._diagnostics import Diagnostic, Severity, printable, summarize
 from .._digest import digest
-from .._errors import CompileError, SymbolNotFoundError, ToolchainError
+from .._errors import (
+    CompileError,
+    CompileMemoryError,
+    KernelsError,
+    SymbolNotFoundError,
+    ToolchainError,
+)
 from .._specialization import Specialization
-from . import _gnu_log
-from ._base import Job, kernels_in, no_such_kernel
+from . import _gnu_log, _host_compiler
+from ._base import Access, Job, kernels_in, no_such_kernel
 from ._hints import with_hint
 
 if TYPE_CHECKING:
@@ -37,7 +40,6 @@ DYNAMIC_SHARED = "kernels_async_dynamic_shared"
 DYNAMIC_SHARED_LIMIT = 227 * 1024
 STATIC_SHARED_LIMIT = 48 * 1024
 
-_INSTALL = "install g++ or clang++, set $CXX, or pip install ziglang"
 _OLD_STANDARDS = {"c++03", "c++11", "c++14"}
 _FLAGS = (
     "-O2",
@@ -72,8 +74,8 @@ class CpuToolchain:
     @classmethod
     def find(cls) -> CpuToolchain:
         """Find a C++ compiler: `$CXX`, `c++`, `g++`, `clang++`, or the ziglang wheel."""
-        command = _find_compiler()
-        version, machine = _describe(command)
+        command = _host_compiler.find_compiler()
+        version, machine = _host_compiler.describe(command)
         header = digest(HEADER.read_bytes())
         flags = "".join(f" {flag}" for flag in command[1:])
         identity = f"c++ [{version}]{flags} for {machine} cuda_on_cpu.h {header}"
@@ -91,6 +93,15 @@ class CpuToolchain:
             "command": list(self.command),
             "identity": self.identity,
         }
+
+    def load(self) -> None:
+        """Import what reads ELF objects."""
+        import elftools.elf.elffile
+        import elftools.elf.relocation  # noqa: F401 - imported for its effect
+
+    def access(self) -> Access:
+        """The compiler's installation, to execute, and the current folder, to write."""
+        return _host_compiler.access(self.command, HEADER)
 
     def compile(self, job: Job) -> Output:
         """Compile and link one job, in a folder of its own."""
@@ -272,7 +283,12 @@ def _kernel_name(elf: ELFFile, symbols: Sequence[Symbol]) -> str:
     )
 
 
-def _failure(job: Job, text: str) -> CompileError:
+def _failure(job: Job, text: str) -> KernelsError:
+    if _gnu_log.out_of_memory(text):
+        return CompileMemoryError(
+            f"{job.specialization.symbol!r} of {job.source.name} ran out of memory: "
+            f"{printable(text).strip()}"
+        )
     diagnostics = [_about_symbol(job, d) for d in _gnu_log.parse(text)]
     errors = [d for d in _gnu_log.parse(text) if d.severity is Severity.ERROR]
     blamed = {d.file for d in errors}
@@ -295,38 +311,3 @@ def _about_symbol(job: Job, diagnostic: Diagnostic) -> Diagnostic:
         return replace(diagnostic, file=file)
     message = f"in symbol {job.specialization.symbol!r}: {diagnostic.message}"
     return replace(diagnostic, message=message, file="", line=None, column=None, excerpt="")
-
-
-def _find_compiler() -> tuple[str, ...]:
-    chosen = os.environ.get("CXX", "").split()
-    if chosen:
-        found = shutil.which(chosen[0])
-        if found is None:
-            raise ToolchainError(
-                f"$CXX names {chosen[0]!r}, which is not there: {_INSTALL}"
-            )
-        return (found, *chosen[1:])
-    for name in ("c++", "g++", "clang++"):
-        if found := shutil.which(name):
-            return (found,)
-    zig = find_spec("ziglang")
-    if zig is not None and zig.submodule_search_locations:
-        return (str(Path(zig.submodule_search_locations[0], "zig")), "c++")
-    raise ToolchainError(f"no C++ compiler was found: {_INSTALL}")
-
-
-@lru_cache
-def _describe(command: tuple[str, ...]) -> tuple[str, str]:
-    """The compiler's version and the machine that it compiles for."""
-    answers = []
-    for option in ("--version", "-dumpmachine"):
-        try:
-            result = subprocess.run(
-                [*command, option], capture_output=True, text=True, check=True
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise ToolchainError(
-                f"{' '.join(command)} is no working C++ compiler: {error}; {_INSTALL}"
-            ) from error
-        answers.append(result.stdout.strip())
-    return " ".join(answers[0].split()), answers[1]

@@ -15,6 +15,11 @@ _LAUNCH_BOUNDS = (0x05, 0x10)  # EIATTR_MAX_THREADS, EIATTR_REQNTID
 _DIMENSIONS = struct.Struct("<3I")
 
 
+def load() -> None:
+    """Import what reads ELF files, before the worker gives up reading modules."""
+    import elftools.elf.elffile  # noqa: F401 - imported for its effect
+
+
 def constant_bytes(cubin: bytes) -> int:
     """The size of the bank of `__constant__` variables."""
     return len(_section(cubin, ".nv.constant3"))

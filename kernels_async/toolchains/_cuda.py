@@ -22,10 +22,16 @@ from blake3 import blake3
 from .._artifact import Output
 from .._diagnostics import Diagnostic, Severity, printable, summarize
 from .._digest import digest
-from .._errors import CompileError, SymbolNotFoundError, ToolchainError
+from .._errors import (
+    CompileError,
+    CompileMemoryError,
+    KernelsError,
+    SymbolNotFoundError,
+    ToolchainError,
+)
 from .._includes import written_out
 from . import _cubin, _nvrtc_log
-from ._base import Job, no_such_kernel
+from ._base import Access, Job, no_such_kernel
 from ._hints import with_hint
 
 _INSTALL = "pip install 'kernels_async[cuda13]' (or [cuda12]), or install a CUDA toolkit"
@@ -90,6 +96,15 @@ class CudaToolchain:
             "identity": self.identity,
         }
 
+    def load(self) -> None:
+        """Load NVRTC, and what reads its output."""
+        _Nvrtc(self.library).architectures()
+        _cubin.load()
+
+    def access(self) -> Access:
+        """NVRTC's folder, for the part that it loads late, and the headers."""
+        return Access(reads=(str(Path(self.library).resolve().parent), *self.include_dirs))
+
     def compile(self, job: Job) -> Output:
         """Compile one job with NVRTC, in this process."""
         nvrtc = _Nvrtc(self.library)
@@ -146,6 +161,8 @@ class _Nvrtc:
     def call(self, name: str, *arguments: object) -> Any:
         """Call `nvrtc<name>`; a failure of NVRTC itself is a `ToolchainError`."""
         status, *results = getattr(self._nvrtc, f"nvrtc{name}")(*arguments)
+        if status.name == "NVRTC_ERROR_OUT_OF_MEMORY":
+            raise CompileMemoryError(f"nvrtc{name} ran out of memory")
         if status.value:
             raise ToolchainError(f"nvrtc{name} failed: {status.name}")
         return results[0] if len(results) == 1 else results
@@ -202,8 +219,13 @@ def _preamble(job: Job) -> str:
 
 def _failure(
     job: Job, status: str, text: str, log: _nvrtc_log.Log, architectures: list[int]
-) -> CompileError | ToolchainError:
+) -> KernelsError:
     """What a failed compile is: the target's fault, the symbol's or the source's."""
+    if status == "NVRTC_ERROR_OUT_OF_MEMORY" or log.out_of_memory:
+        return CompileMemoryError(
+            f"{job.specialization.symbol!r} of {job.source.name} ran out of memory: "
+            f"{printable(text).strip()}"
+        )
     if status == "NVRTC_ERROR_INVALID_OPTION" and "gpu-architecture" in text:
         known = ", ".join(f"sm_{number}" for number in architectures)
         return ToolchainError(

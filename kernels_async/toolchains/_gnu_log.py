@@ -19,6 +19,17 @@ _MESSAGE = re.compile(
     r"(?: \[-W(?P<code>[\w=+-]+)\])?"
 )
 
+_OUT_OF_MEMORY = re.compile(
+    r"^(?:virtual memory exhausted|\S+: out of memory allocating|LLVM ERROR: out of memory"
+    r"|terminate called after throwing an instance of 'std::bad_alloc')",
+    re.MULTILINE,
+)
+
+
+def out_of_memory(text: str) -> bool:
+    """Whether a compiler, or a part of it, says that it had no more memory."""
+    return bool(_OUT_OF_MEMORY.search(text))
+
 
 def parse(text: str) -> list[Diagnostic]:
     """Every message of `text`, in order; what fits no pattern is a NOTE."""

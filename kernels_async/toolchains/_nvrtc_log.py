@@ -53,6 +53,11 @@ class Log:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     kernels: dict[str, Resources] = field(default_factory=dict)
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the compiler ended because it had no more memory."""
+        return any(d.message == "out of memory" for d in self.diagnostics)
+
     def add_spills(self, entry: str, stores: int, loads: int) -> None:
         """Add what a function that was not inlined spills to the kernel before it."""
         known = self.kernels.get(entry)
