@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ._errors import OverloadedError
+from ._errors import ClosedError, OverloadedError
 from ._pending import Attempt, Pending
 from ._source import Source
 from ._specialization import Specialization
@@ -111,6 +111,7 @@ class Batch:
             pending.failed = True
             self._forget(pending)
             attempt.cancelling.cancel()
+            attempt.fail(ClosedError("nobody waited for it any more"))
 
     def clear(self, error: Exception) -> None:
         """Forget every request; whoever still waits gets the error."""

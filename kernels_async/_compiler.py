@@ -5,31 +5,32 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
 from . import toolchains
 from ._artifact import Artifact
 from ._blame import Quarantine
 from ._digest import Difference, artifact_key, differences, entries
-from ._errors import ClosedError, SpecificationError, WrongLoopError
+from ._errors import SpecificationError
 from ._machine import LEAST_MEMORY, default_memory, default_workers
 from ._maker import Flight, Maker
-from ._outcome import Outcome
-from ._outside import disown_in_children
+from ._makers import Makers
 from ._pool import Limits
 from ._report import refuse_reentry
 from ._sandbox import MODES, Mode
 from ._scope import Scope
 from ._source import Source, as_source
 from ._specialization import Specialization, as_specialization
-from ._store import default_cache_dir
+from ._store import Store
+from ._tiers import Place
+from ._upkeep import Pruned, Verified, clear, prune, verify
 from .devices import open_device
 from .toolchains import Job
+
+T = TypeVar("T")
 
 
 class Request(Protocol):
@@ -40,6 +41,19 @@ class Request(Protocol):
 
 
 Explained = Request | tuple[Source | str, Specialization | str]
+
+
+class Settings(TypedDict, total=False):
+    """The keyword arguments of `Compiler`."""
+
+    cache_dir: str | os.PathLike[str] | None
+    layers: Sequence[str | os.PathLike[str]]
+    max_bytes: int | None
+    cache_key: bytes | str | None
+    workers: int | None
+    timeout: float
+    memory: int | None
+    sandbox: Mode
 
 
 class Compiler:
@@ -53,7 +67,15 @@ class Compiler:
         target: An architecture such as `"sm_90"` or `"sm_90a"`, or `"cpu"`.
         cache_dir: Where artifacts are kept; by default `$KERNELS_ASYNC_CACHE_DIR`, else
             the user's cache directory. If it cannot be written the compiler works on,
-            slower, and says so once in the log `kernels_async`.
+            slower, and says so once in the log `kernels_async`. It must belong to the user
+            alone (mode 700), or it is not used.
+        layers: Cache directories to read from that are never written, the first one
+            first, such as one that is baked into a container image.
+        max_bytes: What the cache directory's entries may have together: those that were
+            not used for the longest time are removed. By default there is no limit.
+        cache_key: A secret that authenticates every entry, for caches that are shared;
+            by default `$KERNELS_ASYNC_CACHE_KEY`. Entries that were written without it,
+            or with another, are not seen.
         workers: How many compiles run at once; by default what processors, CPU quota
             and free memory allow.
         timeout: Seconds after which a compile is killed.
@@ -71,6 +93,9 @@ class Compiler:
         target: str,
         *,
         cache_dir: str | os.PathLike[str] | None = None,
+        layers: Sequence[str | os.PathLike[str]] = (),
+        max_bytes: int | None = None,
+        cache_key: bytes | str | None = None,
         workers: int | None = None,
         timeout: float = 300.0,
         memory: int | None = None,
@@ -86,23 +111,17 @@ class Compiler:
             )
         if sandbox not in MODES:
             raise SpecificationError(f"sandbox is one of {MODES}, not {sandbox!r}")
-        chosen = cache_dir if cache_dir is not None else default_cache_dir()
         self.target = toolchains.check_target(target)
         self.workers = default_workers() if workers is None else workers
-        self._root = None if chosen is None else Path(chosen).expanduser().absolute()
+        self._place = Place.choose(cache_dir, layers, max_bytes, cache_key)
         held = default_memory() if memory is None else memory
         self._limits = Limits(self.workers, timeout, held, sandbox)
         self._quarantine = Quarantine()
-        self._settings = (self.target, self._root, workers, timeout, memory, sandbox)
-        self._uses: dict[asyncio.AbstractEventLoop, _Use] = {}
-        disown_in_children(self)
-
-    def disown(self) -> None:
-        """Be closed, in a forked child; it may open it anew."""
-        self._uses.clear()
+        self._settings = (self.target, self._place, workers, timeout, memory, sandbox)
+        self._makers = Makers(self._open, f"<Compiler {self.target}>")
 
     @classmethod
-    def for_device(cls, device: Any = None, **settings: Any) -> Compiler:
+    def for_device(cls, device: Any = None, **settings: Unpack[Settings]) -> Compiler:
         """The compiler for a device's own target.
 
         Equal calls in one process share one compiler. It asks the driver, and may
@@ -119,14 +138,11 @@ class Compiler:
         opened.close()
         return shared_compiler(opened.target, **settings)
 
+    async def _open(self) -> Maker:
+        return await Maker.open(self.target, self._place, self._limits, self._quarantine)
+
     async def __aenter__(self) -> Compiler:
-        loop = asyncio.get_running_loop()
-        use = self._enter(loop)
-        try:
-            await use.opening.wait()
-        except BaseException:
-            await self._leave(loop)
-            raise
+        await self._makers.enter()
         return self
 
     async def __aexit__(
@@ -135,50 +151,9 @@ class Compiler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._leave(asyncio.get_running_loop())
-
-    def _enter(self, loop: asyncio.AbstractEventLoop) -> _Use:
-        """Count one more user in `loop`; the first has the maker opened."""
-        for gone in [known for known in self._uses if known.is_closed()]:
-            del self._uses[gone]
-        use = self._uses.get(loop)
-        if use is None:
-            use = self._uses[loop] = _Use()
-            use.task = loop.create_task(self._open(use))
-        use.users += 1
-        return use
-
-    async def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count one user less in `loop`; the last closes the maker, if it has opened.
-
-        Raises:
-            ReentryError: A reporter of a cache over this compiler is the last to leave.
-        """
-        use = self._uses.get(loop)
-        if use is None:
-            return
-        if use.users == 1:
+        if self._makers.is_last():
             refuse_reentry(lambda reporting: reporting.owner is self)
-        use.users -= 1
-        if use.users:
-            return
-        del self._uses[loop]
-        if use.opening.value is not None:
-            await use.opening.value.scope.aclose()
-
-    async def _open(self, use: _Use) -> None:
-        try:
-            maker = await Maker.open(
-                self.target, self._root, self._limits, self._quarantine
-            )
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who enter get it
-            use.opening.fail(error)
-        else:
-            use.opening.succeed(maker)
-            if not use.users:
-                await maker.scope.aclose()
-        finally:
-            use.opening.fail(ClosedError(f"{self!r} was not opened"))
+        await self._makers.leave()
 
     @property
     def identity(self) -> str:
@@ -187,7 +162,7 @@ class Compiler:
         Raises:
             ClosedError: The compiler is not open.
         """
-        return self._any_maker().toolchain.identity
+        return self._makers.any().toolchain.identity
 
     @property
     def sandbox(self) -> str:
@@ -196,7 +171,7 @@ class Compiler:
         Raises:
             ClosedError: The compiler is not open.
         """
-        return self._any_maker().pool.sandbox
+        return self._makers.any().pool.sandbox
 
     def key(self, source: Source | str, specialization: Specialization | str) -> str:
         """The digest of the artifact that a request compiles to.
@@ -267,6 +242,45 @@ class Compiler:
         """Stop idle workers now, to free their memory; how many there were."""
         return await self._maker().pool.trim()
 
+    async def prune(self, max_bytes: int) -> Pruned:
+        """Remove the entries of the cache directory that were not used for longest.
+
+        An entry that is being read stays.
+
+        Args:
+            max_bytes: What the entries that stay may have together.
+
+        Raises:
+            ClosedError: The compiler is not open.
+            OSError: The directory cannot be read or written.
+        """
+        return await self._maintain(lambda store: prune(store, max_bytes), Pruned(0, 0, 0))
+
+    async def verify(self) -> Verified:
+        """Read every entry of the cache directory; what is damaged is put aside.
+
+        Raises:
+            ClosedError: The compiler is not open.
+            OSError: The directory cannot be read.
+        """
+        return await self._maintain(verify, Verified(0, 0, 0))
+
+    async def clear(self) -> Pruned:
+        """Remove every entry of the cache directory that is not being read.
+
+        Kernels that are loaded stay.
+
+        Raises:
+            ClosedError: The compiler is not open.
+            OSError: The directory cannot be read or written.
+        """
+        return await self._maintain(clear, Pruned(0, 0, 0))
+
+    async def _maintain(self, work: Callable[[Store], T], nothing: T) -> T:
+        maker = self._maker()
+        store = maker.store.main
+        return nothing if store is None else await maker.in_thread(work, store)
+
     def explain(self, first: Explained, second: Explained) -> list[Difference]:
         """What two requests differ in: why the second missed what the first hit.
 
@@ -305,40 +319,24 @@ class Compiler:
         """The scope that ends with this compiler; the caches over it live inside."""
         return self._maker().scope
 
-    def _any_maker(self) -> Maker:
-        """The maker of any loop: they all have one toolchain."""
-        for use in list(self._uses.values()):
-            if use.opening.value is not None:
-                return use.opening.value
-        raise ClosedError(f"{self!r} is not open: use it in 'async with'")
-
     def _maker(self) -> Maker:
-        """The maker of the running loop."""
-        use = self._uses.get(asyncio.get_running_loop())
-        if use is not None and use.opening.value is not None:
-            return use.opening.value
-        self._any_maker()
-        raise WrongLoopError(f"{self!r} is open in another event loop")
+        return self._makers.here()
 
     def __repr__(self) -> str:
-        state = "" if self._uses else " closed"
+        state = "" if self._makers.are_open else " closed"
         return f"<Compiler {self.target} workers={self.workers}{state}>"
-
-
-@dataclass
-class _Use:
-    """How one event loop uses a compiler."""
-
-    users: int = 0
-    opening: Outcome[Maker] = field(default_factory=Outcome)
-    task: asyncio.Task[None] | None = None
 
 
 _shared: WeakValueDictionary[tuple[object, ...], Compiler] = WeakValueDictionary()
 _sharing = threading.Lock()
+os.register_at_fork(
+    before=_sharing.acquire,
+    after_in_parent=_sharing.release,
+    after_in_child=_sharing.release,
+)
 
 
-def shared_compiler(target: str, **settings: Any) -> Compiler:
+def shared_compiler(target: str, **settings: Unpack[Settings]) -> Compiler:
     """The one compiler of this process with these arguments of `Compiler`."""
     compiler = Compiler(target, **settings)
     with _sharing:

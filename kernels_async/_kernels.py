@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from anyio import to_thread
 
 from ._cache import Cache
-from ._compiler import Compiler, shared_compiler
+from ._compiler import Compiler, Settings, shared_compiler
 from ._keyed import KeyedKernels
 from ._pending import Pending
 from ._report import Reporter
@@ -67,10 +66,8 @@ class Kernels:
         device: Any = None,
         *,
         target: str | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        workers: int | None = None,
-        timeout: float = 300.0,
         max_outstanding: int | None = MAX_OUTSTANDING,
+        **settings: Unpack[Settings],
     ) -> Opening:
         """Open a device, a compiler for it and its pool; `async with` gives the cache.
 
@@ -82,10 +79,9 @@ class Kernels:
                 CUDA device, else the CPU.
             target: By default the device's own; `"sm_90a"` for what only a target with a
                 suffix has.
-            cache_dir: As for `Compiler`.
-            workers: As for `Compiler`.
-            timeout: As for `Compiler`.
             max_outstanding: As for `Kernels`.
+            settings: As for `Compiler`: `cache_dir`, `layers`, `max_bytes`, `cache_key`,
+                `workers`, `timeout`, `memory`, `sandbox`.
 
         Raises:
             DeviceError: There is no such device.
@@ -96,12 +92,7 @@ class Kernels:
         @asynccontextmanager
         async def opening() -> AsyncIterator[Kernels]:
             opened = await to_thread.run_sync(open_device, device)
-            compiler = shared_compiler(
-                target or opened.target,
-                cache_dir=cache_dir,
-                workers=workers,
-                timeout=timeout,
-            )
+            compiler = shared_compiler(target or opened.target, **settings)
             kernels = cls(compiler, opened, max_outstanding=max_outstanding)
             async with compiler, kernels:
                 yield kernels

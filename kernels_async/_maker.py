@@ -20,9 +20,8 @@ from ._outcome import Outcome
 from ._outside import disown_in_children
 from ._pool import CompilePool, Limits
 from ._process import remove_folder
-from ._record import chosen_seal
 from ._scope import Scope
-from ._tiers import TieredStore
+from ._tiers import Place, TieredStore
 from .toolchains import Job, Toolchain, find
 
 T = TypeVar("T")
@@ -88,7 +87,7 @@ class Maker:
         self.toolchain = toolchain
         self.scope = Scope(clean_up=self._clean_up)
         self.pool = CompilePool(toolchain, limits, folder, self.scope, quarantine)
-        self._store = store
+        self.store = store
         self._folder = folder
         self._timeout = limits.timeout
         self._threads = anyio.CapacityLimiter(_THREADS)
@@ -98,7 +97,7 @@ class Maker:
 
     @classmethod
     async def open(
-        cls, target: str, root: Path | None, limits: Limits, quarantine: Quarantine
+        cls, target: str, place: Place, limits: Limits, quarantine: Quarantine
     ) -> Maker:
         """Find the toolchain for `target` and open everything that it takes.
 
@@ -106,10 +105,10 @@ class Maker:
             ToolchainError: There is no compiler for the target.
         """
         toolchain = await to_thread.run_sync(find, target)
-        if root is None:
+        if place.root is None:
             logger.warning("there is no home directory: artifacts are not kept")
         folder = _private_folder()
-        store = TieredStore(root, toolchain.filename, folder / "store", seal=chosen_seal())
+        store = TieredStore(place, toolchain.filename, folder / "store")
         maker = cls(toolchain, store, folder, limits, quarantine)
         try:
             await maker.scope.open()
@@ -162,34 +161,34 @@ class Maker:
         compile too, which does no harm.
         """
         patience = _Patience(self._timeout)
-        artifact = await self._in_thread(self._store.read, flight.key)
+        artifact = await self.in_thread(self.store.read, flight.key)
         while artifact is None:
             self.pool.refuse(flight.key, flight.job)
             output = None
             with contextlib.ExitStack() as held:
                 async with self.pool.turn:
                     if await self._lock(flight, held) or patience.is_over:
-                        artifact = await self._in_thread(self._store.read, flight.key)
+                        artifact = await self.in_thread(self.store.read, flight.key)
                         if artifact is None:
                             flight.begun = True
                             output = await self.pool.compile(flight.key, flight.job)
                 if output is not None:
-                    artifact = await self._in_thread(
-                        self._store.keep, flight.key, flight.named, output
+                    artifact = await self.in_thread(
+                        self.store.keep, flight.key, flight.named, output
                     )
             if artifact is None:
                 await patience.pause()
-                artifact = await self._in_thread(self._store.read, flight.key)
+                artifact = await self.in_thread(self.store.read, flight.key)
         return artifact
 
     async def _lock(self, flight: Flight, held: contextlib.ExitStack) -> bool:
         """Lock the key for as long as `held` lasts; `False` if another process has it."""
-        lock = await self._in_thread(self._store.try_lock, flight.key)
+        lock = await self.in_thread(self.store.try_lock, flight.key)
         if lock is not None:
             held.callback(lock.release)
         return lock is not None
 
-    async def _in_thread(
+    async def in_thread(
         self, function: Callable[[*Arguments], T], *arguments: *Arguments
     ) -> T:
         """Run a function in a thread, one of few that nobody else takes."""

@@ -41,15 +41,12 @@ class Seal:
         namespace: The directory of its entries in the cache.
     """
 
-    def __init__(self, key: bytes | str | None = None) -> None:
-        secret = key.encode() if isinstance(key, str) else key
-        if secret is not None and not secret:
-            raise SpecificationError("the cache's key is empty: give it or leave it out")
+    def __init__(self, key: bytes | None = None) -> None:
         self.namespace = LAYOUT
         self._key: bytes | None = None
-        if secret is not None:
-            self.namespace = f"{LAYOUT}-{_derive(secret, 'name').hex()[:16]}"
-            self._key = _derive(secret, "seal")
+        if key is not None:
+            self.namespace = f"{LAYOUT}-{_derive(key, 'name').hex()[:16]}"
+            self._key = _derive(key, "seal")
 
     def of(self, record: Mapping[str, Any]) -> str:
         """The seal of a record."""
@@ -59,9 +56,16 @@ class Seal:
         )
 
 
-def chosen_seal(key: bytes | str | None = None) -> Seal:
-    """The seal of a key, by default that of `KERNELS_ASYNC_CACHE_KEY`, if it is set."""
-    return Seal(os.environ.get(_ENVIRONMENT) if key is None else key)
+def chosen_key(key: bytes | str | None) -> bytes | None:
+    """The bytes of a key, by default of `KERNELS_ASYNC_CACHE_KEY`, if it is set.
+
+    Raises:
+        SpecificationError: It is no key, or an empty one.
+    """
+    chosen = os.environ.get(_ENVIRONMENT) if key is None else key
+    if chosen is not None and (not isinstance(chosen, str | bytes) or not chosen):
+        raise SpecificationError("the cache's key is text or bytes, and not empty")
+    return os.fsencode(chosen) if isinstance(chosen, str) else chosen
 
 
 def _derive(secret: bytes, purpose: str) -> bytes:

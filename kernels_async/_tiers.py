@@ -17,13 +17,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ._artifact import Artifact, Output
+from ._errors import SpecificationError
 from ._files import Files
 from ._locks import KeyLocks, Lock
-from ._record import Record, Seal
-from ._store import Store
+from ._record import Record, Seal, chosen_key
+from ._store import Store, default_cache_dir
 from ._trust import LAYER
 from ._upkeep import Upkeep
 
@@ -34,37 +36,79 @@ _LONGEST_DELAY_SECONDS = 60.0
 logger = logging.getLogger("kernels_async")
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where artifacts are kept.
+
+    Attributes:
+        root: The cache directory; `None` if there is none.
+        layers: Directories to read from that are never changed, the first one first.
+        max_bytes: What the directory's entries may have together; `None` for no limit.
+        key: What the writers and readers of a shared cache know and others do not.
+    """
+
+    root: Path | None
+    layers: tuple[Path, ...] = ()
+    max_bytes: int | None = None
+    key: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def choose(
+        cls,
+        root: str | os.PathLike[str] | None,
+        layers: Sequence[str | os.PathLike[str]],
+        max_bytes: int | None,
+        key: bytes | str | None,
+    ) -> Place:
+        """The place that these arguments, and where they are `None` the environment, name.
+
+        Raises:
+            SpecificationError: An argument cannot be right.
+        """
+        if isinstance(layers, str | bytes | os.PathLike):
+            raise SpecificationError(f"layers is a list of directories, not {layers!r}")
+        if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 0):
+            raise SpecificationError(f"max_bytes is in bytes, or None, not {max_bytes!r}")
+        chosen = default_cache_dir() if root is None else Path(root)
+        return cls(
+            None if chosen is None else _absolute(chosen),
+            tuple(map(_absolute, layers)),
+            max_bytes,
+            chosen_key(key),
+        )
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    return Path(path).expanduser().absolute()
+
+
 class TieredStore:
     """Artifacts by key, in every tier; its calls block, and raise for no trouble of a disk.
 
     Args:
-        root: The cache directory; `None` if there is no place.
+        place: The cache directory and what is below it.
         filename: What the toolchain's output is called.
         private: A folder for what the directory cannot keep; its owner removes it.
-        layers: Directories to read from that are never changed, the first one first.
-        seal: What vouches for the entries.
-        max_bytes: What the directory's entries may have together; `None` for no limit.
         files: The file system of the directory and the layers.
         clock: Seconds that never go back.
     """
 
     def __init__(
         self,
-        root: Path | None,
+        place: Place,
         filename: str,
         private: Path,
         *,
-        layers: Sequence[str | os.PathLike[str]] = (),
-        seal: Seal | None = None,
-        max_bytes: int | None = None,
         files: Files | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        seal, max_bytes = Seal(place.key), place.max_bytes
         self.main = None
-        if root is not None:
-            self.main = Store(root, filename, seal=seal, files=files)
+        if place.root is not None:
+            self.main = Store(place.root, filename, seal=seal, files=files)
         lower = [
-            Store(layer, filename, seal=seal, trust=LAYER, files=files) for layer in layers
+            Store(layer, filename, seal=seal, trust=LAYER, files=files)
+            for layer in place.layers
         ]
         self._private = Store(private, filename, seal=seal)
         above = [] if self.main is None else [_Tier(self.main, max_bytes, clock)]

@@ -37,6 +37,7 @@ ROWS = [
         "_blame",
         "_pool",
         "_maker",
+        "_makers",
         "_compiler",
     },
     {"_pending", "_batch", "_loader", "_cache", "_keyed", "_kernels"},

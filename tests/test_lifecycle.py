@@ -131,7 +131,7 @@ async def test_cancelling_the_opening_in_the_turn_that_it_succeeds_leaves_nothin
     compiler = Compiler("cpu")
     entering = asyncio.ensure_future(compiler.__aenter__())
     await asyncio.sleep(0)
-    (use,) = compiler._uses.values()
+    (use,) = compiler._makers._uses.values()
     while not use.opening.settled:
         await asyncio.sleep(0)
     assert entering.cancel()

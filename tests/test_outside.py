@@ -345,3 +345,18 @@ async def test_closing_in_the_middle_of_everything_settles_every_request() -> No
     assert all(isinstance(outcome, Kernel | ClosedError) for outcome in outcomes)
     assert any(isinstance(outcome, ClosedError) for outcome in outcomes)
     assert not children()
+
+
+async def test_a_build_does_not_wait_for_a_get_that_was_dropped(busy: Kernels) -> None:
+    """Though it began to wait while the get was still wanted."""
+    dropped = [asyncio.create_task(busy.get(SOURCE, f"add<{n}>")) for n in (2, 3)]
+    await until(lambda: len(busy.compiler._maker()._flights) == 3)
+    build = asyncio.create_task(busy.build())
+    await asyncio.sleep(0)
+    for waiter in dropped[::-1]:
+        waiter.cancel()
+    await asyncio.gather(*dropped, return_exceptions=True)
+    resume(*children())
+
+    async with asyncio.timeout(20):
+        await build

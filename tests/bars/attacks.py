@@ -22,7 +22,7 @@ from blake3 import blake3
 from kernels_async._locks import KeyLocks
 from kernels_async._record import Seal
 from kernels_async._store import RECORD, Store
-from kernels_async._tiers import TieredStore
+from kernels_async._tiers import Place, TieredStore
 from kernels_async._trust import LAYER
 from kernels_async._upkeep import clear, prune, sweep_staging, verify
 
@@ -72,7 +72,7 @@ class Scene:
 
     def use(self) -> None:
         """Everything that a server does; nothing planted is returned or changed."""
-        tiers = TieredStore(self.root, "kernel.cubin", self.folder / "private")
+        tiers = TieredStore(Place(self.root), "kernel.cubin", self.folder / "private")
         found = tiers.read(self.key)
         assert found is None or found.bytes == self.output.data, "planted bytes are loaded"
         assert tiers.keep(self.key, ENTRIES, self.output).bytes == self.output.data

@@ -16,7 +16,7 @@ from kernels_async._artifact import Output
 from kernels_async._files import Files
 from kernels_async._record import Record, Seal
 from kernels_async._store import RECORD, Store
-from kernels_async._tiers import TieredStore
+from kernels_async._tiers import Place, TieredStore
 from kernels_async._trust import LAYER
 from kernels_async._upkeep import verify
 
@@ -35,9 +35,8 @@ MakeTiers = Callable[[Path, Path, Files], TieredStore]
 def open_tiers(root: Path, private: Path, files: Files) -> TieredStore:
     """The store that is tried; its clock makes it try again each time."""
     hours = itertools.count(0, 3600)
-    return TieredStore(
-        root, "kernel.cubin", private, files=files, max_bytes=2000, clock=hours.__next__
-    )
+    place = Place(root, max_bytes=2000)
+    return TieredStore(place, "kernel.cubin", private, files=files, clock=hours.__next__)
 
 
 def get(tiers: TieredStore, key: str, output: Output) -> bytes:

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kernels_async._artifact import Artifact, Output
-from kernels_async._files import Files
 from kernels_async._locks import Lock
-from kernels_async._tiers import TieredStore
+from kernels_async._tiers import Place, TieredStore
 
 from .injection import ENTRIES, make_key, make_output, scratch, start
 
@@ -67,7 +66,7 @@ def gather(
             os.close(opening)
             own = random.Random(os.getpid())
             private = folder / f"private-{os.getpid()}"
-            tiers = TieredStore(folder / "store", "kernel.cubin", private, files=Files())
+            tiers = TieredStore(Place(folder / "store"), "kernel.cubin", private)
             order = own.sample(list(wanted), keys)
             os.read(gate, 1)
             for key in order:
@@ -108,7 +107,7 @@ def gather(
 
 def check_entries(root: Path, wanted: dict[str, Output]) -> None:
     """Every kernel is there and right."""
-    tiers = TieredStore(root, "kernel.cubin", root.with_name("none"))
+    tiers = TieredStore(Place(root), "kernel.cubin", root.with_name("none"))
     for key, output in wanted.items():
         found = tiers.read(key)
         assert found is not None

@@ -216,7 +216,7 @@ class CacheMachine(RuleBasedStateMachine):
 
         return Opened(self.caches, self.loop.call(make()), device)
 
-    async def compile(self, job: Job) -> Output:
+    async def compile(self, key: str, job: Job) -> Output:
         """What a worker does, until a rule ends it."""
         number = int(job.specialization.symbol[1:])
         same = [call for call in self.compiles.calls if call.asked == number]
