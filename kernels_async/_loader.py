@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ._artifact import Artifact
-from ._errors import ClosedError, LoadError
+from ._errors import ClosedError
 from ._outcome import Outcome
 from ._scope import Scope
-from .devices import Device, Kernel
+from .devices import Device, Kernel, refused
 
 
 class Loader:
@@ -64,7 +64,7 @@ class Loader:
         try:
             return await self._device.load(artifacts)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait get it
-            return [_failure(artifact, error) for artifact in artifacts]
+            return [refused(self._device.name, a, error) for a in artifacts]
 
     def _settle(self, executable: tuple[str, str], outcome: Kernel | Exception) -> None:
         load = self._loads.pop(executable)
@@ -73,12 +73,6 @@ class Loader:
             load.succeed(outcome)
         else:
             load.fail(outcome)
-
-
-def _failure(artifact: Artifact, error: Exception) -> LoadError:
-    failure = LoadError(f"{artifact.symbol!r} could not be loaded: {error!r}")
-    failure.__cause__ = error
-    return failure
 
 
 def _executable(artifact: Artifact) -> tuple[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from ._digest import digest
 from ._files import Files, make_private, opened
+from ._private import user_folder
 from ._trust import OWN, open_root
 
 _NAME = "locks"
@@ -159,9 +159,8 @@ class KeyLocks:
         with opened(files, open_root(files, self._root, OWN, create=True)) as root:
             if not self._is_network(files.stat(root).st_dev):
                 return _open_in(files, root, _NAME)
-        folder = Path(tempfile.gettempdir()).absolute() / f"kernels_async-{os.geteuid()}"
         name = digest(os.fsencode(self._root))[:32]
-        with opened(files, open_root(files, folder, OWN, create=True)) as local:
+        with opened(files, open_root(files, user_folder(), OWN, create=True)) as local:
             return _open_in(files, local, name)
 
     def _is_network(self, device: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from ._errors import ClosedError, ToolchainError
 from ._outcome import Outcome
 from ._outside import disown_in_children
 from ._pool import CompilePool, Limits
-from ._process import remove_folder
+from ._private import private_folder, remove_folder
 from ._scope import Scope
 from ._tiers import Place, TieredStore
 from .toolchains import Job, Toolchain, find
@@ -107,7 +106,10 @@ class Maker:
         toolchain = await to_thread.run_sync(find, target)
         if place.root is None:
             logger.warning("there is no home directory: artifacts are not kept")
-        folder = _private_folder()
+        try:
+            folder = await to_thread.run_sync(private_folder)
+        except OSError as error:
+            raise ToolchainError(f"there is no temporary directory: {error}") from error
         store = TieredStore(place, toolchain.filename, folder / "store")
         maker = cls(toolchain, store, folder, limits, quarantine)
         try:
@@ -226,10 +228,3 @@ class _Patience:
             self._ends = time.monotonic() + self._seconds
         await anyio.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_LOOK_SECONDS)
-
-
-def _private_folder() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="kernels_async-"))
-    except OSError as error:
-        raise ToolchainError(f"there is no temporary directory: {error}") from error

@@ -29,13 +29,13 @@ from ._errors import (
     WorkerCrashed,
 )
 from ._machine import resident_bytes
+from ._private import remove_folder
 from ._process import (
     DiedError,
     Lifeline,
     LostError,
     WorkerProcess,
     make_folder,
-    remove_folder,
 )
 from ._sandbox import Mode
 from ._scope import Scope

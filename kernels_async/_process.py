@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from shutil import rmtree
 from typing import TypeVar, cast
 
 import anyio
@@ -265,11 +264,6 @@ def make_folder(parent: Path) -> str:
     """A new private folder for one worker."""
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return tempfile.mkdtemp(prefix="worker-", dir=parent)
-
-
-def remove_folder(folder: str | Path) -> None:
-    """Remove a private folder with everything in it, as far as it goes."""
-    rmtree(folder, ignore_errors=True)
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -27,7 +27,14 @@ def staging_name() -> str:
     return f"{number}-{_here()}-{_started(number) or 0}-{secrets.token_hex(8)}"
 
 
-def sweep(files: Files, tmp: int, age: float | None, most: int) -> int:
+def sweep(
+    files: Files,
+    tmp: int,
+    *,
+    age: float = DEAD_SECONDS,
+    unknown: float = UNKNOWN_SECONDS,
+    most: int,
+) -> int:
     """Remove what dead processes left; how many.
 
     A process of this machine is known to be dead if its number is free or another's. Of
@@ -36,27 +43,27 @@ def sweep(files: Files, tmp: int, age: float | None, most: int) -> int:
     Args:
         files: The file system.
         tmp: The open directory.
-        age: Seconds for which a staging directory of a dead process is left alone, by
-            default 60; what may be alive is left alone for a day.
+        age: Seconds for which what a dead process left is left alone.
+        unknown: Seconds for which what a process may still use is left alone.
         most: How many names are looked at.
     """
     removed = 0
     for name in files.list(tmp)[:most]:
         try:
-            removed += _sweep_one(files, name, tmp, DEAD_SECONDS if age is None else age)
+            removed += _sweep_one(files, name, tmp, age, unknown)
         except FileNotFoundError:
             continue
     return removed
 
 
-def _sweep_one(files: Files, name: str, tmp: int, age: float) -> bool:
+def _sweep_one(files: Files, name: str, tmp: int, age: float, unknown: float) -> bool:
     match _owner(name):
         case True:
             return False
         case False:
             least = age
         case None:
-            least = UNKNOWN_SECONDS
+            least = unknown
     since = abs(time.time() - files.lstat(name, tmp).st_mtime)
     if since < least:
         return False

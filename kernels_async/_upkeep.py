@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ._files import DIRECTORY, opened, remove
-from ._staging import staging_name, sweep
+from ._staging import DEAD_SECONDS, staging_name, sweep
 from ._store import ASIDE, TMP, DamagedEntry, Store
 
 _PREFIX = re.compile("[0-9a-f]{2}")
@@ -114,19 +114,19 @@ def verify(store: Store) -> Verified:
     return Verified(counts["sound"], counts["damaged"], counts["unreadable"])
 
 
-def sweep_staging(store: Store, age: float | None = None) -> int:
+def sweep_staging(store: Store, age: float = DEAD_SECONDS) -> int:
     """Remove what dead processes left half made; how many, at most 1000 a call.
 
     Args:
         store: The store.
-        age: Seconds for which it is left alone; by default 60.
+        age: Seconds for which it is left alone.
 
     Raises:
         OSError: The directory cannot be read or written.
     """
     try:
         with store.opened() as root, store.folder(TMP, root) as tmp:
-            return sweep(store.files, tmp, age, _MOST_NAMES)
+            return sweep(store.files, tmp, age=age, most=_MOST_NAMES)
     except FileNotFoundError:
         return 0
 

@@ -26,7 +26,15 @@ ROWS = [
         "_files",
         "_trust",
     },
-    {"_digest", "_artifact", "_diagnostics", "_occupancy", "_record", "_staging"},
+    {
+        "_digest",
+        "_artifact",
+        "_diagnostics",
+        "_occupancy",
+        "_record",
+        "_staging",
+        "_private",
+    },
     {"_store", "_upkeep", "_locks", "_tiers"}
     | {"_report", "_reporters", "_scope", "toolchains", "devices"},
     {

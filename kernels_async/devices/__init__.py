@@ -10,11 +10,11 @@ import re
 from typing import Any
 
 from .._errors import DeviceError
-from ._base import Device, Kernel
+from ._base import Device, Kernel, refused
 from ._cpu import CpuDevice
 from ._cuda import count_devices, import_cupy, open_cuda
 
-__all__ = ["Device", "Kernel", "open_device"]
+__all__ = ["Device", "Kernel", "open_device", "refused"]
 
 logger = logging.getLogger("kernels_async")
 

@@ -81,6 +81,15 @@ class Kernel(ABC):
         return f"<Kernel {self.artifact.symbol} on {self.device}>"
 
 
+def refused(device: str, artifact: Artifact, error: Exception) -> LoadError:
+    """The error of an artifact that a device would not load; `error` is its cause."""
+    failure = LoadError(
+        f"{device} refused {artifact.symbol!r} ({artifact.target}): {error}"
+    )
+    failure.__cause__ = error
+    return failure
+
+
 @runtime_checkable
 class Device(Protocol):
     """Loads artifacts into kernels, in the server's process."""

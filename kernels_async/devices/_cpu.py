@@ -21,8 +21,9 @@ from anyio import to_thread
 
 from .._artifact import Artifact
 from .._errors import DeviceMismatchError, LaunchError, LoadError
+from .._private import copies
 from ..toolchains._cpu import DYNAMIC_SHARED, DYNAMIC_SHARED_LIMIT
-from ._base import Kernel
+from ._base import Kernel, refused
 
 ABI = 1
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -79,7 +80,7 @@ class CpuKernel(Kernel):
     __slots__ = ("_cpu", "_dynamic", "_run", "parameters")
 
     def __init__(self, cpu: CpuDevice, artifact: Artifact) -> None:
-        library = ctypes.CDLL(str(artifact.path), os.RTLD_NOW | os.RTLD_LOCAL)
+        library = _load_library(artifact)
         entry = _Entry.in_dll(library, "kernels_async_entry")
         if entry.abi != ABI:
             raise OSError(f"its interface is {entry.abi}, this library's is {ABI}")
@@ -152,6 +153,15 @@ class CpuKernel(Kernel):
         return array
 
 
+def _load_library(artifact: Artifact) -> ctypes.CDLL:
+    """The library; from memory where files in the temporary directory may not run."""
+    name, how = f"{artifact.output_digest}.so", os.RTLD_NOW | os.RTLD_LOCAL
+    try:
+        return ctypes.CDLL(str(copies.on_disk(name, artifact.bytes)), how)
+    except OSError:
+        return ctypes.CDLL(str(copies.in_memory(name, artifact.bytes)), how)
+
+
 class CpuDevice:
     """The host's processors, as a device."""
 
@@ -184,9 +194,7 @@ class CpuDevice:
         try:
             return CpuKernel(self, artifact)
         except (OSError, ValueError) as error:
-            failure = LoadError(f"the cpu device refused {artifact.symbol!r}: {error}")
-            failure.__cause__ = error
-            return failure
+            return refused(self.name, artifact, error)
 
     def run(self, run: Any, launch: _Launch) -> None:
         """Run every block of `launch`, on the caller's thread and the pool's."""

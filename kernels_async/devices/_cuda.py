@@ -17,7 +17,8 @@ from typing import Any
 
 from .._artifact import Artifact
 from .._errors import DeviceError, DeviceMismatchError, LoadError
-from ._base import Kernel
+from .._private import copies
+from ._base import Kernel, refused
 
 _ANY_DEVICE = -1
 _COMPUTE_CAPABILITY = (75, 76)  # cudaDevAttrComputeCapabilityMajor, -Minor
@@ -111,15 +112,13 @@ class CudaDevice:
 
     def _load(self, artifact: Artifact) -> Kernel | LoadError:
         try:
-            module = self._cupy.RawModule(path=str(artifact.path))
+            name = f"{artifact.output_digest}.cubin"
+            path = copies.on_disk(name, artifact.bytes)
+            module = self._cupy.RawModule(path=str(path))
             raw = module.get_function(artifact.entry)
             return CudaKernel(self._cupy, self._ordinal, artifact, module, raw)
         except Exception as error:  # noqa: BLE001 - CuPy raises what it likes
-            failure = LoadError(
-                f"{self.name} refused {artifact.symbol!r} ({artifact.target}): {error}"
-            )
-            failure.__cause__ = error
-            return failure
+            return refused(self.name, artifact, error)
 
     def close(self) -> None:
         """End the loading thread."""
