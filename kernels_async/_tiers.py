@@ -119,8 +119,7 @@ class _Tier:
         self, key: str, entries: Mapping[str, str], output: Output
     ) -> Artifact | None:
         """Keep it; `None` if the store cannot, or did not lately."""
-        size = len(output.data)
-        too_large = self._max_bytes is not None and size > self._max_bytes
+        too_large = self._max_bytes is not None and len(output.data) > self._max_bytes
         if too_large or self._trouble.is_recent():
             return None
         try:
@@ -131,7 +130,7 @@ class _Tier:
             return None
         self._trouble.is_over()
         try:
-            self._upkeep.published(size)
+            self._upkeep.published(key)
         except OSError as error:
             self._tell("old artifacts are not removed from %s: %s", error)
         return artifact

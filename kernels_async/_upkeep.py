@@ -154,8 +154,8 @@ class Upkeep:
         self._looked: float | None = None
         self._bytes = 0
 
-    def published(self, size: int) -> None:
-        """Do what is due, now that so many bytes were published.
+    def published(self, key: str) -> None:
+        """Do what is due, now that the entry of that key was published.
 
         Raises:
             OSError: The directory cannot be read or written.
@@ -163,13 +163,14 @@ class Upkeep:
         if not self._working.acquire(blocking=False):
             return
         try:
-            self._bytes += size
             due = self._looked is None or self._clock() - self._looked > _PERIOD_SECONDS
             if due:
                 self._looked = self._clock()
                 sweep_staging(self._store)
-            if self._max_bytes is not None and (due or self._bytes > self._max_bytes):
-                self._bytes = _keep_below(self._store, self._max_bytes)
+            if self._max_bytes is not None:
+                self._bytes += _size(self._store, key)
+                if due or self._bytes > self._max_bytes:
+                    self._bytes = _keep_below(self._store, self._max_bytes)
         finally:
             self._working.release()
 
@@ -291,6 +292,14 @@ def _entries(store: Store, prefix: str) -> list[_Entry]:
             with contextlib.suppress(FileNotFoundError):
                 entries.append(_measure(store, shard, prefix, name))
     return entries
+
+
+def _size(store: Store, key: str) -> int:
+    try:
+        with _shard(store, key[:2]) as (_, shard):
+            return _measure(store, shard, key[:2], key[2:]).size
+    except FileNotFoundError:  # another process removed it
+        return 0
 
 
 def _measure(store: Store, shard: int, prefix: str, name: str) -> _Entry:

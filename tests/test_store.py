@@ -18,6 +18,7 @@ from kernels_async import Artifact, Diagnostic, Resources, Severity
 from kernels_async._artifact import Output
 from kernels_async._store import RECORD, Store, default_cache_dir
 from kernels_async._trust import LAYER
+from tests.bars.damage import Altered, damages
 
 NOBODY = 65534
 KEY = "ab" + "c" * 62
@@ -99,20 +100,13 @@ def test_an_entry_with_any_bit_flipped_or_cut_anywhere_is_a_miss(
 ) -> None:
     """Damage is never loaded."""
     caplog.set_level(logging.CRITICAL)
-    path = publish(store).path.with_name(name)
-    layer = Store(store.root, "kernel.cubin", trust=LAYER)
-    whole = path.read_bytes()
-    damaged = [whole[:length] for length in range(len(whole))]
-    damaged += [
-        whole[:i] + bytes([whole[i] ^ (1 << bit)]) + whole[i + 1 :]
-        for i in range(len(whole))
-        for bit in range(8)
-    ]
-
-    for data in damaged:
-        path.write_bytes(data)
+    whole = publish(store).path.with_name(name).read_bytes()
+    altered = Altered()
+    layer = Store(store.root, "kernel.cubin", trust=LAYER, files=altered)
+    for data in damages(whole):
+        altered.replaced = {name: data}
         assert layer.read(KEY) is None
-    path.write_bytes(whole)
+    altered.replaced = {name: whole}
     assert layer.read(KEY) is not None
 
 
