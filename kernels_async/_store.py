@@ -234,7 +234,7 @@ class Store:
     def _verified(
         self, entry: int, found: os.stat_result, key: str, filename: str, origin: Origin
     ) -> Artifact:
-        if reason := self._trust.objection(found):
+        if reason := self._trust.objection_to_folder(found):
             raise ValueError(f"it {reason}")
         record = Record.decode(self._contents(entry, RECORD, LARGEST_RECORD), self._seal)
         if record.key != key:
@@ -252,14 +252,11 @@ class Store:
             raise
         with opened(self.files, fd):
             found = self.files.stat(fd)
-            if reason := self._trust.objection(found):
+            if reason := self._trust.objection_to_file(found):
                 raise ValueError(f"{name} {reason}")
             if found.st_size > most:
                 raise ValueError(f"{name} has {found.st_size} bytes")
-            try:
-                return read_all(self.files, fd, found.st_size)
-            except IsADirectoryError as error:
-                raise ValueError(f"{name} is a directory") from error
+            return read_all(self.files, fd, found.st_size)
 
     def _hold(self, entry: int) -> None:
         """Keep others from evicting the entry while it is open."""

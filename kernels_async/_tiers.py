@@ -24,7 +24,7 @@ from ._files import Files
 from ._locks import KeyLocks, Lock
 from ._record import Record, Seal
 from ._store import Store
-from ._trust import LAYER
+from ._trust import LAYER, PRIVATE
 from ._upkeep import Upkeep
 
 TELL_AGAIN_SECONDS = 3600.0
@@ -66,7 +66,7 @@ class TieredStore:
         lower = [
             Store(layer, filename, seal=seal, trust=LAYER, files=files) for layer in layers
         ]
-        self._private = Store(private, filename, seal=seal)
+        self._private = Store(private, filename, seal=seal, trust=PRIVATE)
         above = [] if self.main is None else [_Tier(self.main, max_bytes, clock)]
         below = _Tier(self._private, None, clock)
         self._read = [*above, *(_Tier(store, None, clock) for store in lower), below]

@@ -25,7 +25,7 @@ _REST = re.compile("[0-9a-f]{62}")
 _OUTPUT = re.compile(r"kernel\.[a-z]+")
 _NO_OUTPUT = "kernel"
 _MOST_NAMES = 1000
-_MOST_ENTRIES = 20_000
+_MOST_ENTRIES = 2000
 _PERIOD_SECONDS = 600.0
 _ROOM = 0.9
 
@@ -136,7 +136,7 @@ class Upkeep:
 
     It looks at the directory when something was first published, and then now and
     then, since other processes fill it too. Of a directory with very many entries it
-    looks at some, and removes the least recently used of those.
+    looks at some at a time, and removes the least recently used of those.
 
     Args:
         store: The store.
@@ -176,7 +176,11 @@ class Upkeep:
 
 
 def _keep_below(store: Store, max_bytes: int) -> int:
-    """Prune if it has more, to a little less; about how many bytes it then has."""
+    """Prune if it has more, to a little less; about how many bytes it then has.
+
+    Of very many entries only some are looked at, and those of them go which would go if
+    the others were like them: it takes several calls, of which each is short.
+    """
     prefixes = _prefixes(store)
     random.shuffle(prefixes)
     entries: list[_Entry] = []
@@ -186,10 +190,10 @@ def _keep_below(store: Store, max_bytes: int) -> int:
         if len(entries) >= _MOST_ENTRIES:
             part = number / len(prefixes)
             break
-    size = sum(entry.size for entry in entries)
-    if size > max_bytes * part:
-        size = _prune(store, entries, int(max_bytes * part * _ROOM)).left
-    return int(size / part)
+    size = int(sum(entry.size for entry in entries) / part)
+    if size > max_bytes:
+        size -= _prune(store, entries, int(max_bytes * part * _ROOM)).freed
+    return size
 
 
 def _prune(store: Store, entries: list[_Entry], max_bytes: int) -> Pruned:

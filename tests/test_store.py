@@ -16,9 +16,11 @@ import pytest
 
 from kernels_async import Artifact, Diagnostic, Resources, Severity
 from kernels_async._artifact import Output
+from kernels_async._files import Files
 from kernels_async._store import RECORD, Store, default_cache_dir
 from kernels_async._trust import LAYER
 from tests.bars.damage import Altered, damages
+from tests.bars.injection import Counting
 
 NOBODY = 65534
 KEY = "ab" + "c" * 62
@@ -74,6 +76,75 @@ def test_files_are_for_their_owner_alone(store: Store) -> None:
 
     modes = [stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent, store.root)]
     assert modes == [0o600, 0o700, 0o700]
+
+
+def test_an_entry_is_on_the_disk_before_it_appears(store: Store) -> None:
+    """Its files and their directory; and then where it appears."""
+    publish(store, OTHER)
+    counting = Counting()
+    publish(Store(store.root, "kernel.cubin", files=counting))
+    order = [name for name in counting.calls if name in ("write", "sync", "rename")]
+
+    assert order == ["write", "sync", "write", "sync", "sync", "rename", "sync"]
+
+
+class Stuttering(Files):
+    """A file system that reads and writes a byte at a time."""
+
+    def read(self, fd: int, size: int) -> bytes:
+        """One byte."""
+        return super().read(fd, 1)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """One byte."""
+        return super().write(fd, data[:1])
+
+
+def test_what_is_read_and_written_in_parts_is_whole(store: Store) -> None:
+    """The system may do less than it is asked for."""
+    stuttering = Store(store.root, "kernel.cubin", files=Stuttering())
+    publish(stuttering)
+
+    assert store.read(KEY) is not None
+    assert stuttering.read(KEY) is not None
+
+
+class Sharing(Files):
+    """Another publisher is faster, whenever this one is about to rename."""
+
+    def __init__(self, store: Store) -> None:
+        self._other = store
+
+    def rename(self, name: str, dir_fd: int, new: str, new_dir_fd: int) -> None:
+        """Be late."""
+        publish(self._other)
+        super().rename(name, dir_fd, new, new_dir_fd)
+
+
+def test_who_is_second_gets_the_entry_of_the_first(store: Store) -> None:
+    """It is verified, and the second one's staging goes."""
+    late = Store(store.root, "kernel.cubin", files=Sharing(store))
+    second = publish(late, output=Output(b"other", "_Z1kv", (), None, 1.0))
+
+    assert (second.bytes, second.origin) == (OUTPUT.data, "compiled")
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_an_entry_that_was_replaced_meanwhile_is_not_put_aside(store: Store) -> None:
+    """It was damaged when it was opened, and another process was faster."""
+    path = publish(store).path
+    path.write_bytes(b"torn")
+    whole = store.root / "whole"
+
+    class Replacing(Files):
+        def read(self, fd: int, size: int) -> bytes:
+            if not whole.exists():
+                path.parent.rename(whole)
+                publish(store)
+            return super().read(fd, size)
+
+    assert Store(store.root, "kernel.cubin", files=Replacing()).read(KEY) is None
+    assert store.read(KEY) is not None
 
 
 def test_publishing_leaves_no_staging_behind(store: Store) -> None:

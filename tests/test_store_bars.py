@@ -116,7 +116,9 @@ def test_a_broken_store_does_not_meet_its_bar(broken: Callable[[], str]) -> None
         broken()
 
 
-@pytest.mark.parametrize("check", ["objection", "check_root"])
+@pytest.mark.parametrize(
+    "check", ["objection_to_file", "objection_to_folder", "check_root"]
+)
 def test_a_store_that_trusts_everything_fails_in_the_table_of_attacks(
     monkeypatch: pytest.MonkeyPatch, check: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

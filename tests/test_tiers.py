@@ -156,6 +156,15 @@ def test_what_can_be_kept_nowhere_is_delivered_all_the_same(tmp_path: Path) -> N
     assert (kept.bytes, kept.digest, kept.entry) == (OUTPUT.data, KEY, "_Z1kv")
 
 
+def test_the_private_folder_is_used_wherever_it_lies(tmp_path: Path) -> None:
+    """A container's folder for temporary files may be anybody's."""
+    tmp_path.chmod(0o777)
+    kept = open_tiers(tmp_path).keep(KEY, ENTRIES, OUTPUT)
+
+    assert kept.path.is_relative_to(tmp_path / "private")
+    assert kept.path.read_bytes() == OUTPUT.data
+
+
 def test_without_a_directory_the_private_folder_is_used(tmp_path: Path) -> None:
     """As where there is no home directory."""
     tiers = TieredStore(None, "kernel.cubin", tmp_path / "private")

@@ -88,6 +88,21 @@ def test_an_entry_that_is_being_read_stays(store: Store) -> None:
     assert clear(store).removed == 1
 
 
+def test_reading_keeps_an_entry_from_going(store: Store) -> None:
+    """From before its files are opened until they are read."""
+    fill(store, 1)
+    removed = []
+
+    class Pruning(Files):
+        def read(self, fd: int, size: int) -> bytes:
+            removed.append(prune(store, 0).removed)
+            return super().read(fd, size)
+
+    assert Store(store.root, "kernel.cubin", files=Pruning()).read(key(0)) is not None
+    assert set(removed) == {0}
+    assert prune(store, 0).removed == 1
+
+
 def test_an_entry_that_is_used_while_others_go_stays(store: Store) -> None:
     """It was old when it was looked at, and is not any more."""
     paths = fill(store, 2)
@@ -140,10 +155,10 @@ def test_of_very_many_entries_some_are_looked_at(
     tiers = TieredStore(
         tmp_path / "store", "kernel.cubin", tmp_path / "private", max_bytes=40_000
     )
-    for number in range(200):
-        output = Output(bytes([number]) * 1000, "k", (), None, 0.1)
-        tiers.keep(key(number), ENTRIES, output)
-    assert 10_000 < size_of(tmp_path / "store") < 80_000
+    for number in range(400):
+        output = Output(bytes([number % 256]) * 1000, "k", (), None, 0.1)
+        tiers.keep(f"{number % 64:02x}{number:062x}", ENTRIES, output)
+    assert 20_000 < size_of(tmp_path / "store") < 50_000
 
 
 def test_many_who_prune_at_once_end_below_the_limit(store: Store) -> None:
