@@ -21,8 +21,7 @@ from tests.bars.injection import ENTRIES
 
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 root, private = Path(sys.argv[1]), Path(sys.argv[2])
-minutes = iter(range(0, 1000000, 61))
-tiers = TieredStore(root, "kernel.cubin", private, clock=minutes.__next__)
+tiers = TieredStore(root, "kernel.cubin", private)
 wanted = {f"{n:064x}": Output(bytes([n]) * 9000, "k", (), None, 0.1) for n in range(12)}
 """
 KEEP = """
