@@ -69,13 +69,13 @@ class TieredStore:
         self._private = Store(private, filename, seal=seal, trust=PRIVATE)
         above = [] if self.main is None else [_Tier(self.main, max_bytes, clock)]
         below = _Tier(self._private, None, clock)
-        self._read = [*above, *(_Tier(store, None, clock) for store in lower), below]
-        self._kept = [*above, below]
+        self._readable = [*above, *(_Tier(store, None, clock) for store in lower), below]
+        self._writable = [*above, below]
         self._locks = None if self.main is None else KeyLocks(self.main.root, files)
 
     def read(self, key: str) -> Artifact | None:
         """The verified artifact of that key, or `None`."""
-        return next(filter(None, (tier.read(key) for tier in self._read)), None)
+        return next(filter(None, (tier.read(key) for tier in self._readable)), None)
 
     def keep(self, key: str, entries: Mapping[str, str], output: Output) -> Artifact:
         """Keep what was compiled where it can be kept; return it in every case.
@@ -85,7 +85,7 @@ class TieredStore:
             entries: The entries of the key.
             output: What was compiled.
         """
-        for tier in self._kept:
+        for tier in self._writable:
             artifact = tier.publish(key, entries, output)
             if artifact is not None:
                 return artifact

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ._files import DIRECTORY, opened, remove
@@ -92,7 +92,7 @@ def clear(store: Store) -> Pruned:
     sweep_staging(store)
     with (
         contextlib.suppress(FileNotFoundError),
-        store.opened() as root,
+        store.directory() as root,
         store.folder(ASIDE, root) as aside,
     ):
         for name in store.files.list(aside):
@@ -108,7 +108,7 @@ def verify(store: Store) -> Verified:
     """
     counts: Counter[str] = Counter()
     for prefix in _prefixes(store):
-        with contextlib.suppress(FileNotFoundError), _shard(store, prefix) as (root, shard):
+        with contextlib.suppress(FileNotFoundError), store.shard(prefix) as (root, shard):
             names = _names(store, shard)
             counts.update(_check(store, root, shard, prefix + name) for name in names)
     return Verified(counts["sound"], counts["damaged"], counts["unreadable"])
@@ -125,7 +125,7 @@ def sweep_staging(store: Store, age: float | None = None) -> int:
         OSError: The directory cannot be read or written.
     """
     try:
-        with store.opened() as root, store.folder(TMP, root) as tmp:
+        with store.directory() as root, store.folder(TMP, root) as tmp:
             return sweep(store.files, tmp, age, _MOST_NAMES)
     except FileNotFoundError:
         return 0
@@ -217,7 +217,7 @@ def _evict(store: Store, entry: _Entry) -> bool:
     """Remove one entry, if nobody reads it or has used it since it was looked at."""
     name = entry.key[2:]
     with (
-        _shard(store, entry.key[:2]) as (root, shard),
+        store.shard(entry.key[:2]) as (root, shard),
         store.folder(TMP, root, create=True) as tmp,
         contextlib.ExitStack() as closing,
     ):
@@ -266,20 +266,9 @@ def _output_name(store: Store, shard: int, key: str) -> str:
         return next(filter(_OUTPUT.fullmatch, store.files.list(fd)), _NO_OUTPUT)
 
 
-@contextlib.contextmanager
-def _shard(store: Store, prefix: str) -> Iterator[tuple[int, int]]:
-    """The store's open directory, and that of the keys which begin with `prefix`."""
-    with (
-        store.opened() as root,
-        store.shards(root) as shards,
-        store.folder(prefix, shards) as shard,
-    ):
-        yield root, shard
-
-
 def _prefixes(store: Store) -> list[str]:
     try:
-        with store.opened() as root, store.shards(root) as shards:
+        with store.directory() as root, store.shards(root) as shards:
             return [name for name in store.files.list(shards) if _PREFIX.fullmatch(name)]
     except FileNotFoundError:
         return []
@@ -291,7 +280,7 @@ def _names(store: Store, shard: int) -> list[str]:
 
 def _entries(store: Store, prefix: str) -> list[_Entry]:
     entries = []
-    with contextlib.suppress(FileNotFoundError), _shard(store, prefix) as (_, shard):
+    with contextlib.suppress(FileNotFoundError), store.shard(prefix) as (_, shard):
         for name in _names(store, shard):
             with contextlib.suppress(FileNotFoundError):
                 entries.append(_measure(store, shard, prefix, name))
@@ -300,7 +289,7 @@ def _entries(store: Store, prefix: str) -> list[_Entry]:
 
 def _size(store: Store, key: str) -> int:
     try:
-        with _shard(store, key[:2]) as (_, shard):
+        with store.shard(key[:2]) as (_, shard):
             return _measure(store, shard, key[:2], key[2:]).size
     except FileNotFoundError:  # another process removed it
         return 0

@@ -46,9 +46,7 @@ class InPlace(Store):
 
     def _publish(self, key: str, contents: Mapping[str, bytes]) -> Artifact | None:
         with (
-            self.opened(create=True) as root,
-            self.shards(root, create=True) as shards,
-            self.folder(key[:2], shards, create=True) as shard,
+            self.shard(key[:2], create=True) as (_, shard),
             self.folder(key[2:], shard, create=True) as entry,
         ):
             for name, data in contents.items():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from kernels_async._staging import staging_name
 from kernels_async._store import ASIDE_MOST, Store
 from kernels_async._tiers import TieredStore
 from kernels_async._upkeep import clear, prune, sweep_staging, verify
-from tests.bars.injection import ENTRIES, fork
+from tests.bars.injection import ENTRIES, fork, scratch
 
 HOUR = 3600.0
 
@@ -44,6 +44,13 @@ def fill(store: Store, count: int, size: int = 1000) -> list[Path]:
 def size_of(root: Path) -> int:
     """Bytes of all entries."""
     return sum(path.stat().st_size for path in (root / "v1").rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory: these tests publish a lot."""
+    with scratch() as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -194,10 +201,9 @@ def test_two_toolchains_are_looked_after_together(store: Store) -> None:
 
 
 def test_verifying_puts_aside_what_is_damaged_and_uses_nothing(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: Store,
 ) -> None:
     """Whole entries are as old as they were."""
-    caplog.set_level(logging.CRITICAL)
     paths = fill(store, 6)
     old = paths[0].parent.stat().st_mtime
     paths[1].write_bytes(b"torn")
@@ -215,10 +221,9 @@ def test_verifying_puts_aside_what_is_damaged_and_uses_nothing(
 
 
 def test_only_a_few_damaged_entries_are_kept_aside(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: Store,
 ) -> None:
     """The newest, so that somebody may look at them."""
-    caplog.set_level(logging.CRITICAL)
     for number in range(ASIDE_MOST + 4):
         (path,) = fill(store, 1)
         path.write_bytes(b"torn %d" % number)
