@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
 import weakref
 from collections.abc import Callable
@@ -132,9 +131,7 @@ class KeyLocks:
         fd = self._open_file()
         try:
             found = self._files.stat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise PermissionError("the lock file is no file")
-            if reason := OWN.objection(found):
+            if reason := OWN.objection_to_file(found):
                 raise PermissionError(f"the lock file {reason}")
         except BaseException:
             self._files.close(fd)

@@ -188,7 +188,7 @@ class Store:
                 trim(self.files, aside, ASIDE_MOST)
 
     @contextlib.contextmanager
-    def opened(self, *, create: bool = False) -> Iterator[int]:
+    def directory(self, *, create: bool = False) -> Iterator[int]:
         """The store's open directory."""
         root = open_root(self.files, self.root, self._trust, create=create)
         with opened(self.files, root):
@@ -196,7 +196,7 @@ class Store:
 
     @contextlib.contextmanager
     def folder(self, name: str, dir_fd: int, *, create: bool = False) -> Iterator[int]:
-        """An open directory of the store."""
+        """An open directory in another one of the store."""
         folder = open_folder(self.files, name, dir_fd, self._trust, create=create)
         with opened(self.files, folder):
             yield folder
@@ -204,8 +204,18 @@ class Store:
     @contextlib.contextmanager
     def shards(self, root: int, *, create: bool = False) -> Iterator[int]:
         """The open directory of the entries that this store's seal vouches for."""
-        with self.folder(self._seal.namespace, root, create=create) as folder:
-            yield folder
+        with self.folder(self._seal.namespace, root, create=create) as shards:
+            yield shards
+
+    @contextlib.contextmanager
+    def shard(self, prefix: str, *, create: bool = False) -> Iterator[tuple[int, int]]:
+        """The store's open directory, and that of the keys which begin with `prefix`."""
+        with (
+            self.directory(create=create) as root,
+            self.shards(root, create=create) as shards,
+            self.folder(prefix, shards, create=create) as shard,
+        ):
+            yield root, shard
 
     def _take(self, root: int, shard: int, key: str, origin: Origin) -> Artifact | None:
         """The verified artifact, or `None`; a damaged one is put aside."""
@@ -222,11 +232,7 @@ class Store:
 
     def _read(self, key: str) -> Artifact | None:
         try:
-            with (
-                self.opened() as root,
-                self.shards(root) as shards,
-                self.folder(key[:2], shards) as shard,
-            ):
+            with self.shard(key[:2]) as (root, shard):
                 return self._take(root, shard, key, "disk")
         except FileNotFoundError:
             return None
@@ -234,7 +240,7 @@ class Store:
     def _verified(
         self, entry: int, found: os.stat_result, key: str, filename: str, origin: Origin
     ) -> Artifact:
-        if reason := self._trust.objection(found):
+        if reason := self._trust.objection_to_folder(found):
             raise ValueError(f"it {reason}")
         record = Record.decode(self._contents(entry, RECORD, LARGEST_RECORD), self._seal)
         if record.key != key:
@@ -252,14 +258,11 @@ class Store:
             raise
         with opened(self.files, fd):
             found = self.files.stat(fd)
-            if reason := self._trust.objection(found):
+            if reason := self._trust.objection_to_file(found):
                 raise ValueError(f"{name} {reason}")
             if found.st_size > most:
                 raise ValueError(f"{name} has {found.st_size} bytes")
-            try:
-                return read_all(self.files, fd, found.st_size)
-            except IsADirectoryError as error:
-                raise ValueError(f"{name} is a directory") from error
+            return read_all(self.files, fd, found.st_size)
 
     def _hold(self, entry: int) -> None:
         """Keep others from evicting the entry while it is open."""
@@ -289,19 +292,16 @@ class Store:
     def _publish(self, key: str, contents: Mapping[str, bytes]) -> Artifact | None:
         """Make the entry; `None`, or what is there if another made it first."""
         with (
-            self.opened(create=True) as root,
-            self.shards(root, create=True) as shards,
-            self.folder(key[:2], shards, create=True) as shard,
+            self.shard(key[:2], create=True) as (root, shard),
             self.folder(TMP, root, create=True) as tmp,
         ):
             staged = staging_name()
             try:
                 self._stage(staged, tmp, contents)
                 return self._reveal(staged, tmp, root, shard, key)
-            except BaseException:
+            finally:
                 with contextlib.suppress(OSError):
                     remove(self.files, staged, tmp)
-                raise
 
     def _stage(self, staged: str, tmp: int, contents: Mapping[str, bytes]) -> None:
         """A finished directory of `contents`, on the disk."""
@@ -318,8 +318,6 @@ class Store:
         except OSError as error:
             there = self._take(root, shard, key, "compiled")
             if there is not None:
-                with contextlib.suppress(OSError):
-                    remove(self.files, staged, tmp)
                 return there
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise

@@ -26,7 +26,7 @@ from ._files import Files
 from ._locks import KeyLocks, Lock
 from ._record import Record, Seal, chosen_key
 from ._store import Store, default_cache_dir
-from ._trust import LAYER
+from ._trust import LAYER, PRIVATE
 from ._upkeep import Upkeep
 
 TELL_AGAIN_SECONDS = 3600.0
@@ -110,16 +110,16 @@ class TieredStore:
             Store(layer, filename, seal=seal, trust=LAYER, files=files)
             for layer in place.layers
         ]
-        self._private = Store(private, filename, seal=seal)
+        self._private = Store(private, filename, seal=seal, trust=PRIVATE)
         above = [] if self.main is None else [_Tier(self.main, max_bytes, clock)]
         below = _Tier(self._private, None, clock)
-        self._read = [*above, *(_Tier(store, None, clock) for store in lower), below]
-        self._kept = [*above, below]
+        self._readable = [*above, *(_Tier(store, None, clock) for store in lower), below]
+        self._writable = [*above, below]
         self._locks = None if self.main is None else KeyLocks(self.main.root, files)
 
     def read(self, key: str) -> Artifact | None:
         """The verified artifact of that key, or `None`."""
-        return next(filter(None, (tier.read(key) for tier in self._read)), None)
+        return next(filter(None, (tier.read(key) for tier in self._readable)), None)
 
     def keep(self, key: str, entries: Mapping[str, str], output: Output) -> Artifact:
         """Keep what was compiled where it can be kept; return it in every case.
@@ -129,7 +129,7 @@ class TieredStore:
             entries: The entries of the key.
             output: What was compiled.
         """
-        for tier in self._kept:
+        for tier in self._writable:
             artifact = tier.publish(key, entries, output)
             if artifact is not None:
                 return artifact
@@ -163,8 +163,7 @@ class _Tier:
         self, key: str, entries: Mapping[str, str], output: Output
     ) -> Artifact | None:
         """Keep it; `None` if the store cannot, or did not lately."""
-        size = len(output.data)
-        too_large = self._max_bytes is not None and size > self._max_bytes
+        too_large = self._max_bytes is not None and len(output.data) > self._max_bytes
         if too_large or self._trouble.is_recent():
             return None
         try:
@@ -175,7 +174,7 @@ class _Tier:
             return None
         self._trouble.is_over()
         try:
-            self._upkeep.published(size)
+            self._upkeep.published(key)
         except OSError as error:
             self._tell("old artifacts are not removed from %s: %s", error)
         return artifact

@@ -26,17 +26,25 @@ class Trust:
     Attributes:
         alone: It belongs to this user, who alone can read it. Else it may be root's too,
             and readable by all, as what is baked into a container image.
+        way: What leads to it is looked at too. Not for a folder that this process made
+            for itself, which has to do wherever temporary files lie.
     """
 
     alone: bool
+    way: bool = True
 
-    def objection(self, found: os.stat_result) -> str | None:
-        """Why something inside the store is not trusted, if so."""
-        if stat.S_ISREG(found.st_mode):
-            if self.alone and found.st_nlink != 1:
-                return f"has {found.st_nlink} names"
-        elif not stat.S_ISDIR(found.st_mode):
-            return "is neither a file nor a directory"
+    def objection_to_folder(self, found: os.stat_result) -> str | None:
+        """Why a directory inside the store is not trusted, if so."""
+        if not stat.S_ISDIR(found.st_mode):
+            return "is no directory"
+        return self._owner(found) or _loose(found, 0o022)
+
+    def objection_to_file(self, found: os.stat_result) -> str | None:
+        """Why a file inside the store is not trusted, if so."""
+        if not stat.S_ISREG(found.st_mode):
+            return "is no file"
+        if self.alone and found.st_nlink != 1:
+            return f"has {found.st_nlink} names"
         return self._owner(found) or _loose(found, 0o022)
 
     def check_root(self, path: Path, found: os.stat_result) -> None:
@@ -54,6 +62,7 @@ class Trust:
 
 
 OWN = Trust(alone=True)
+PRIVATE = Trust(alone=True, way=False)
 LAYER = Trust(alone=False)
 
 
@@ -67,8 +76,8 @@ def _loose(found: os.stat_result, refused: int) -> str | None:
 def open_root(files: Files, path: Path, trust: Trust, *, create: bool = False) -> int:
     """Open a store's directory, as a place to open others from.
 
-    Each directory on the way, and each symbolic link, belongs to root or to this user,
-    and nobody else can exchange what is in it.
+    Each directory on the way, and each symbolic link, has to belong to root or to this
+    user, and nobody else can exchange what is in it.
 
     Args:
         files: The file system.
@@ -84,7 +93,8 @@ def open_root(files: Files, path: Path, trust: Trust, *, create: bool = False) -
     place = files.open("/", PLACE)
     try:
         while left:
-            _check_ancestor(passed, files.stat(place))
+            if trust.way:
+                _check_ancestor(passed, files.stat(place))
             name = left.popleft()
             found = _open_place(files, name, place, create=create)
             try:
@@ -161,7 +171,7 @@ def open_folder(
             raise PermissionError(f"{name} in the cache is no directory") from error
         raise
     try:
-        reason = trust.objection(files.stat(fd))
+        reason = trust.objection_to_folder(files.stat(fd))
         if reason is not None:
             raise PermissionError(f"{name} in the cache {reason}")
     except BaseException:

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ._files import DIRECTORY, opened, remove
@@ -25,7 +25,7 @@ _REST = re.compile("[0-9a-f]{62}")
 _OUTPUT = re.compile(r"kernel\.[a-z]+")
 _NO_OUTPUT = "kernel"
 _MOST_NAMES = 1000
-_MOST_ENTRIES = 20_000
+_MOST_ENTRIES = 2000
 _PERIOD_SECONDS = 600.0
 _ROOM = 0.9
 
@@ -92,7 +92,7 @@ def clear(store: Store) -> Pruned:
     sweep_staging(store)
     with (
         contextlib.suppress(FileNotFoundError),
-        store.opened() as root,
+        store.directory() as root,
         store.folder(ASIDE, root) as aside,
     ):
         for name in store.files.list(aside):
@@ -108,7 +108,7 @@ def verify(store: Store) -> Verified:
     """
     counts: Counter[str] = Counter()
     for prefix in _prefixes(store):
-        with contextlib.suppress(FileNotFoundError), _shard(store, prefix) as (root, shard):
+        with contextlib.suppress(FileNotFoundError), store.shard(prefix) as (root, shard):
             names = _names(store, shard)
             counts.update(_check(store, root, shard, prefix + name) for name in names)
     return Verified(counts["sound"], counts["damaged"], counts["unreadable"])
@@ -125,7 +125,7 @@ def sweep_staging(store: Store, age: float = DEAD_SECONDS) -> int:
         OSError: The directory cannot be read or written.
     """
     try:
-        with store.opened() as root, store.folder(TMP, root) as tmp:
+        with store.directory() as root, store.folder(TMP, root) as tmp:
             return sweep(store.files, tmp, age=age, most=_MOST_NAMES)
     except FileNotFoundError:
         return 0
@@ -136,7 +136,7 @@ class Upkeep:
 
     It looks at the directory when something was first published, and then now and
     then, since other processes fill it too. Of a directory with very many entries it
-    looks at some, and removes the least recently used of those.
+    looks at some at a time, and removes the least recently used of those.
 
     Args:
         store: The store.
@@ -154,8 +154,8 @@ class Upkeep:
         self._looked: float | None = None
         self._bytes = 0
 
-    def published(self, size: int) -> None:
-        """Do what is due, now that so many bytes were published.
+    def published(self, key: str) -> None:
+        """Do what is due, now that the entry of that key was published.
 
         Raises:
             OSError: The directory cannot be read or written.
@@ -163,19 +163,24 @@ class Upkeep:
         if not self._working.acquire(blocking=False):
             return
         try:
-            self._bytes += size
             due = self._looked is None or self._clock() - self._looked > _PERIOD_SECONDS
             if due:
                 self._looked = self._clock()
                 sweep_staging(self._store)
-            if self._max_bytes is not None and (due or self._bytes > self._max_bytes):
-                self._bytes = _keep_below(self._store, self._max_bytes)
+            if self._max_bytes is not None:
+                self._bytes += _size(self._store, key)
+                if due or self._bytes > self._max_bytes:
+                    self._bytes = _keep_below(self._store, self._max_bytes)
         finally:
             self._working.release()
 
 
 def _keep_below(store: Store, max_bytes: int) -> int:
-    """Prune if it has more, to a little less; about how many bytes it then has."""
+    """Prune if it has more, to a little less; about how many bytes it then has.
+
+    Of very many entries only some are looked at, and those of them go which would go if
+    the others were like them: it takes several calls, of which each is short.
+    """
     prefixes = _prefixes(store)
     random.shuffle(prefixes)
     entries: list[_Entry] = []
@@ -185,10 +190,10 @@ def _keep_below(store: Store, max_bytes: int) -> int:
         if len(entries) >= _MOST_ENTRIES:
             part = number / len(prefixes)
             break
-    size = sum(entry.size for entry in entries)
-    if size > max_bytes * part:
-        size = _prune(store, entries, int(max_bytes * part * _ROOM)).left
-    return int(size / part)
+    size = int(sum(entry.size for entry in entries) / part)
+    if size > max_bytes:
+        size -= _prune(store, entries, int(max_bytes * part * _ROOM)).freed
+    return size
 
 
 def _prune(store: Store, entries: list[_Entry], max_bytes: int) -> Pruned:
@@ -212,7 +217,7 @@ def _evict(store: Store, entry: _Entry) -> bool:
     """Remove one entry, if nobody reads it or has used it since it was looked at."""
     name = entry.key[2:]
     with (
-        _shard(store, entry.key[:2]) as (root, shard),
+        store.shard(entry.key[:2]) as (root, shard),
         store.folder(TMP, root, create=True) as tmp,
         contextlib.ExitStack() as closing,
     ):
@@ -261,20 +266,9 @@ def _output_name(store: Store, shard: int, key: str) -> str:
         return next(filter(_OUTPUT.fullmatch, store.files.list(fd)), _NO_OUTPUT)
 
 
-@contextlib.contextmanager
-def _shard(store: Store, prefix: str) -> Iterator[tuple[int, int]]:
-    """The store's open directory, and that of the keys which begin with `prefix`."""
-    with (
-        store.opened() as root,
-        store.shards(root) as shards,
-        store.folder(prefix, shards) as shard,
-    ):
-        yield root, shard
-
-
 def _prefixes(store: Store) -> list[str]:
     try:
-        with store.opened() as root, store.shards(root) as shards:
+        with store.directory() as root, store.shards(root) as shards:
             return [name for name in store.files.list(shards) if _PREFIX.fullmatch(name)]
     except FileNotFoundError:
         return []
@@ -286,11 +280,19 @@ def _names(store: Store, shard: int) -> list[str]:
 
 def _entries(store: Store, prefix: str) -> list[_Entry]:
     entries = []
-    with contextlib.suppress(FileNotFoundError), _shard(store, prefix) as (_, shard):
+    with contextlib.suppress(FileNotFoundError), store.shard(prefix) as (_, shard):
         for name in _names(store, shard):
             with contextlib.suppress(FileNotFoundError):
                 entries.append(_measure(store, shard, prefix, name))
     return entries
+
+
+def _size(store: Store, key: str) -> int:
+    try:
+        with store.shard(key[:2]) as (_, shard):
+            return _measure(store, shard, key[:2], key[2:]).size
+    except FileNotFoundError:  # another process removed it
+        return 0
 
 
 def _measure(store: Store, shard: int, prefix: str, name: str) -> _Entry:

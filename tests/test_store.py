@@ -16,8 +16,11 @@ import pytest
 
 from kernels_async import Artifact, Diagnostic, Resources, Severity
 from kernels_async._artifact import Output
+from kernels_async._files import Files
 from kernels_async._store import RECORD, Store, default_cache_dir
 from kernels_async._trust import LAYER
+from tests.bars.damage import Altered, damages
+from tests.bars.injection import Counting
 
 NOBODY = 65534
 KEY = "ab" + "c" * 62
@@ -75,6 +78,75 @@ def test_files_are_for_their_owner_alone(store: Store) -> None:
     assert modes == [0o600, 0o700, 0o700]
 
 
+def test_an_entry_is_on_the_disk_before_it_appears(store: Store) -> None:
+    """Its files and their directory; and then where it appears."""
+    publish(store, OTHER)
+    counting = Counting()
+    publish(Store(store.root, "kernel.cubin", files=counting))
+    order = [name for name in counting.calls if name in ("write", "sync", "rename")]
+
+    assert order == ["write", "sync", "write", "sync", "sync", "rename", "sync"]
+
+
+class Stuttering(Files):
+    """A file system that reads and writes a byte at a time."""
+
+    def read(self, fd: int, size: int) -> bytes:
+        """One byte."""
+        return super().read(fd, 1)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """One byte."""
+        return super().write(fd, data[:1])
+
+
+def test_what_is_read_and_written_in_parts_is_whole(store: Store) -> None:
+    """The system may do less than it is asked for."""
+    stuttering = Store(store.root, "kernel.cubin", files=Stuttering())
+    publish(stuttering)
+
+    assert store.read(KEY) is not None
+    assert stuttering.read(KEY) is not None
+
+
+class Sharing(Files):
+    """Another publisher is faster, whenever this one is about to rename."""
+
+    def __init__(self, store: Store) -> None:
+        self._other = store
+
+    def rename(self, name: str, dir_fd: int, new: str, new_dir_fd: int) -> None:
+        """Be late."""
+        publish(self._other)
+        super().rename(name, dir_fd, new, new_dir_fd)
+
+
+def test_who_is_second_gets_the_entry_of_the_first(store: Store) -> None:
+    """It is verified, and the second one's staging goes."""
+    late = Store(store.root, "kernel.cubin", files=Sharing(store))
+    second = publish(late, output=Output(b"other", "_Z1kv", (), None, 1.0))
+
+    assert (second.bytes, second.origin) == (OUTPUT.data, "compiled")
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_an_entry_that_was_replaced_meanwhile_is_not_put_aside(store: Store) -> None:
+    """It was damaged when it was opened, and another process was faster."""
+    path = publish(store).path
+    path.write_bytes(b"torn")
+    whole = store.root / "whole"
+
+    class Replacing(Files):
+        def read(self, fd: int, size: int) -> bytes:
+            if not whole.exists():
+                path.parent.rename(whole)
+                publish(store)
+            return super().read(fd, size)
+
+    assert Store(store.root, "kernel.cubin", files=Replacing()).read(KEY) is None
+    assert store.read(KEY) is not None
+
+
 def test_publishing_leaves_no_staging_behind(store: Store) -> None:
     """An entry appears by a rename of its finished directory."""
     publish(store)
@@ -99,20 +171,13 @@ def test_an_entry_with_any_bit_flipped_or_cut_anywhere_is_a_miss(
 ) -> None:
     """Damage is never loaded."""
     caplog.set_level(logging.CRITICAL)
-    path = publish(store).path.with_name(name)
-    layer = Store(store.root, "kernel.cubin", trust=LAYER)
-    whole = path.read_bytes()
-    damaged = [whole[:length] for length in range(len(whole))]
-    damaged += [
-        whole[:i] + bytes([whole[i] ^ (1 << bit)]) + whole[i + 1 :]
-        for i in range(len(whole))
-        for bit in range(8)
-    ]
-
-    for data in damaged:
-        path.write_bytes(data)
+    whole = publish(store).path.with_name(name).read_bytes()
+    altered = Altered()
+    layer = Store(store.root, "kernel.cubin", trust=LAYER, files=altered)
+    for data in damages(whole):
+        altered.replaced = {name: data}
         assert layer.read(KEY) is None
-    path.write_bytes(whole)
+    altered.replaced = {name: whole}
     assert layer.read(KEY) is not None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -78,16 +77,16 @@ def gather(
         ended: Counter[int] = Counter()
         killed = 0
         while alive:
-            if killed < kills:
-                time.sleep(0.01)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(generator.choice(sorted(alive)), signal.SIGKILL)
-                    killed += 1
+            killing = killed < kills
             for process in list(alive):
-                found, status = os.waitpid(process, os.WNOHANG if killed < kills else 0)
+                found, status = os.waitpid(process, os.WNOHANG if killing else 0)
                 if found:
                     alive.discard(process)
                     ended[os.waitstatus_to_exitcode(status)] += 1
+            if killing and alive:
+                os.kill(generator.choice(sorted(alive)), signal.SIGKILL)
+                killed += 1
+                time.sleep(0.005)
         seconds = time.monotonic() - began
         os.close(gate)
         os.close(log)

@@ -174,4 +174,4 @@ def kill(count: int, seed: int, open_: Open = open_store) -> str:
     )
 
 
-BARS = {"B1": lambda full, seed: kill(22_000 if full else 600, seed)}
+BARS = {"B1": lambda full, seed: kill(22_000 if full else 400, seed)}
