@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from kernels_async import Compiler
+
+ROOT = Path(__file__).parents[1]
 
 GOOD = "template <int N> __global__ void good(int* p) { *p = N; }\n"
 SLOW = """
@@ -63,3 +70,27 @@ def is_alive(process: int) -> bool:
     except OSError:
         return False
     return text.rpartition(")")[2].split()[0] != "Z"
+
+
+@contextmanager
+def server(program: str, *arguments: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
+    """A program that has the library and this package, killed if it is left."""
+    modules = [str(ROOT), *filter(None, sys.path)]
+    process = subprocess.Popen(
+        [sys.executable, *more.pop("options", ()), "-c", program, *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(modules)} | more.pop("env", {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def at_work(compiler: Compiler) -> list[int]:
+    """The process numbers of the workers that compile now."""
+    return [worker.pid for worker in compiler._maker().pool._busy if worker.began]
