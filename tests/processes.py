@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -55,12 +56,12 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 def descendants(process: int) -> list[int]:
-    """The process numbers of everything below a process."""
-    try:
-        below = children(process)
-    except OSError:
-        return []
-    return [number for child in below for number in (child, *descendants(child))]
+    """The process numbers of everything below a process, whichever thread started it."""
+    found = []
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, listed.read_text().split())
+    return [number for child in found for number in (child, *descendants(child))]
 
 
 def is_alive(process: int) -> bool:

@@ -422,8 +422,7 @@ async def attack(count: int, seed: int, sandbox: Mode = "require") -> tuple[int,
 async def _shown(compiler: Compiler, sources: list[Source]) -> list[str]:
     """Everything that compiles of these sources gave, as text."""
     shown = []
-    for source in sources:
-        (found,) = await compiler.compile_all([(source, "good<1>")])
+    for found in await compiler.compile_all((source, "good<1>") for source in sources):
         told = [str(found), getattr(found, "log", "")]
         told += map(str, getattr(found, "diagnostics", ()))
         if isinstance(found, Artifact):
