@@ -57,7 +57,7 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 def descendants(process: int) -> list[int]:
     """The process numbers of everything below a process, whichever thread started it."""
-    found = []
+    found: list[int] = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             found += map(int, listed.read_text().split())
