@@ -98,9 +98,9 @@ def answer(number: int, outcome: Output | KernelsError) -> bytes:
         {
             "number": number,
             "error": type(outcome).__name__,
-            "message": printable(str(outcome)),
+            "message": _bounded_text(str(outcome)),
             "diagnostics": _records(getattr(outcome, "diagnostics", ())),
-            "log": printable(getattr(outcome, "log", "")),
+            "log": _bounded_text(getattr(outcome, "log", "")),
         }
     )
 
@@ -158,11 +158,16 @@ def _error(record: Mapping[str, Any], data: bytes) -> KernelsError:
 def _records(diagnostics: Sequence[Diagnostic]) -> list[dict[str, Any]]:
     return [
         {
-            name: printable(value) if isinstance(value, str) else value
+            name: _bounded_text(value) if isinstance(value, str) else value
             for name, value in diagnostic.to_record().items()
         }
         for diagnostic in diagnostics[:_DIAGNOSTICS]
     ]
+
+
+def _bounded_text(text: str) -> str:
+    """`text` as it is told, cut once more where escapes have made it long."""
+    return printable(printable(text))
 
 
 def _diagnostics(records: object) -> tuple[Diagnostic, ...]:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,9 +94,10 @@ class WorkerProcess:
     async def start(cls, folder: str, lifeline: Lifeline) -> WorkerProcess:
         """Start one in a folder; raises `OSError` where the system has no more."""
         module = f"{__package__}._worker"
+        watched = (lifeline.descriptor, threading.get_native_id())
         with anyio.CancelScope(shield=True):
             process = await anyio.open_process(
-                [sys.executable, "-P", "-m", module, str(lifeline.descriptor)],
+                [sys.executable, "-P", "-m", module, *map(str, watched)],
                 cwd=folder,
                 env=_environment(folder),
                 start_new_session=True,

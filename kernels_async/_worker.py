@@ -1,8 +1,9 @@
 """The worker process: compiles one job after another, and nothing else.
 
-Started as `python -m kernels_async._worker LOCK` in an empty private directory, where
-LOCK is a descriptor that the server holds a lock on for as long as it lives. It never
-imports the user's `__main__` and never touches a GPU. The first frame that it reads says
+Started as `python -m kernels_async._worker LOCK THREAD` in an empty private directory:
+LOCK is a descriptor that the server holds a lock on for as long as it lives, THREAD the
+number of the thread that runs its event loop. It never imports the user's `__main__` and
+never touches a GPU. The first frame that it reads says
 which toolchain it is; it loads that, confines itself and says hello. Each later frame is
 a job.
 """
@@ -38,11 +39,11 @@ _WATCH_MILLISECONDS = 250
 
 def main() -> None:
     """Serve jobs from standard input until it ends."""
-    lock = int(sys.argv[1])
+    lock, thread = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     _sandbox.die_with_parent(signal.SIGKILL)
-    if not _is_held(lock):
+    if not (_is_held(lock) and _is_there(thread)):
         return
     os.nice(NICENESS)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -116,6 +117,15 @@ def _is_held(lock: int) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def _is_there(thread: int) -> bool:
+    """Whether a thread of the server lives; one that ended before sends no signal."""
+    try:
+        os.kill(thread, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _end(*_: object) -> None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from kernels_async import _frames
 from kernels_async._artifact import Output
 
-ROOT = Path(__file__).parents[1]
 DATA = b"\x7fELF of a fake kernel"
 
 
@@ -75,6 +74,22 @@ def _eat() -> None:
         held.append(bytearray(os.urandom(1 << 20) * 16))
 
 
+def _end_after(data: bytes) -> None:
+    _send(data)
+    _die(signal.SIGKILL)
+
+
+def _close() -> None:
+    os.close(1)
+    _hang()
+
+
+def _repeat_late(data: bytes) -> None:
+    _send(data)
+    time.sleep(0.1)
+    _send(data)
+
+
 def _flood(then: Callable[[], None]) -> None:
     for _ in range(1600):
         os.write(2, b"noise \x1b[31m " * 5000)
@@ -105,10 +120,10 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "eat": lambda _: _eat(),
     "child": lambda _: _leave_a_child(),
-    "close": lambda _: (os.close(1), _hang())[0],
+    "close": lambda _: _close(),
     "flood-and-die": lambda _: _flood(lambda: _die(signal.SIGSEGV)),
-    "half-a-header": lambda n: (_send(_good(n)[:7]), os._exit(0))[0],
-    "half-a-frame": lambda n: (_send(_good(n)[:-3]), os._exit(0))[0],
+    "half-a-header": lambda n: _end_after(_good(n)[:7]),
+    "half-a-frame": lambda n: _end_after(_good(n)[:-3]),
     "rubbish": lambda _: _send(os.urandom(4096)),
     "too-large": lambda _: _send(_frames.HEADER.pack(10, 1 << 40)),
     "no-json": lambda _: _send(_frames.HEADER.pack(6, 0) + b"{ nope"),
@@ -134,8 +149,8 @@ FAULTS: dict[str, Callable[[int], None]] = {
 
 HARMLESS: dict[str, Callable[[int], None]] = {
     "flood": lambda n: _flood(lambda: _send(_good(n))),
-    "die-after": lambda n: (_send(_good(n)), _die(signal.SIGKILL))[0],
-    "late": lambda n: (_send(_good(n)), time.sleep(0.1), _send(_good(n)))[0],
+    "die-after": lambda n: _end_after(_good(n)),
+    "late": lambda n: _repeat_late(_good(n)),
 }
 """Each gives an artifact all the same."""
 

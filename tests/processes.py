@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from kernels_async import Compiler
+
+ROOT = Path(__file__).parents[1]
 
 GOOD = "template <int N> __global__ void good(int* p) { *p = N; }\n"
 SLOW = """
@@ -48,12 +56,12 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 def descendants(process: int) -> list[int]:
-    """The process numbers of everything below a process."""
-    try:
-        below = children(process)
-    except OSError:
-        return []
-    return [number for child in below for number in (child, *descendants(child))]
+    """The process numbers of everything below a process, whichever thread started it."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, listed.read_text().split())
+    return [number for child in found for number in (child, *descendants(child))]
 
 
 def is_alive(process: int) -> bool:
@@ -63,3 +71,27 @@ def is_alive(process: int) -> bool:
     except OSError:
         return False
     return text.rpartition(")")[2].split()[0] != "Z"
+
+
+@contextmanager
+def server(program: str, *arguments: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
+    """A program that has the library and this package, killed if it is left."""
+    modules = [str(ROOT), *filter(None, sys.path)]
+    process = subprocess.Popen(
+        [sys.executable, *more.pop("options", ()), "-c", program, *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(modules)} | more.pop("env", {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def at_work(compiler: Compiler) -> list[int]:
+    """The process numbers of the workers that compile now."""
+    return [worker.pid for worker in compiler._maker().pool._busy if worker.began]

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from kernels_async import (
     Artifact,
+    CompileMemoryError,
     Compiler,
     CompileTimeout,
     KernelsError,
+    QuarantinedError,
     Specialization,
     ToolchainError,
     WorkerCrashed,
+    _blame,
+    _machine,
     _pool,
     _process,
 )
-from tests.processes import GOOD, SLOW, children, until
+from tests.bars.pool import SEGV_OPTION, parentheses
+from tests.fake_worker import FAULTS, HARMLESS, FakeWorker
+from tests.processes import CPU_SLOW, GOOD, SLOW, at_work, children, until
+
+UNROLLED = SLOW.replace("r < 40", "r < 4")
+"""Some seconds less than for ever."""
 
 
 @pytest.fixture
@@ -36,7 +47,7 @@ async def running() -> AsyncIterator[Compiler]:
 async def test_a_killed_worker_fails_its_own_job_and_no_other(running: Compiler) -> None:
     """The next job gets a new worker; the error names signal, symbol and source."""
     slow = asyncio.create_task(running.compile(SLOW, "slow"))
-    (victim,) = await until(children)
+    (victim,) = await until(lambda: at_work(running))
     good = await running.compile(GOOD, "good<1>")
     os.kill(victim, signal.SIGKILL)
 
@@ -52,9 +63,8 @@ async def test_a_killed_worker_fails_its_own_job_and_no_other(running: Compiler)
 
 async def test_a_crash_of_the_compiler_itself_is_a_worker_crash(running: Compiler) -> None:
     """Nested parentheses overflow its stack: NVRTC's own segmentation fault."""
-    depth = 200_000
-    bomb = f'extern "C" __global__ void k(int* p) {{ *p = {"(" * depth}1{")" * depth}; }}'
-    spec = Specialization("k", options=("-modify-stack-limit=false",))
+    bomb = parentheses()
+    spec = Specialization("k", options=(SEGV_OPTION,))
     crashed, *good = await running.compile_all(
         [(bomb, spec), *((GOOD, f"good<{n}>") for n in range(4))]
     )
@@ -80,6 +90,216 @@ async def test_a_worker_that_cannot_start_says_why(
 
     with pytest.raises(ToolchainError, match=r"cannot start: .*No module named"):
         await running.compile(GOOD, "good<1>")
+
+
+async def test_a_fault_of_a_worker_is_that_of_its_own_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Dead, hung, hungry, or writing what is no answer: the next job gets a new worker."""
+    fake = FakeWorker(tmp_path)
+    monkeypatch.setattr(sys, "executable", fake.program)
+    compiler = Compiler("sm_90", workers=1, timeout=0.5, memory=300 << 20)
+    async with compiler:
+        for fault in FAULTS:
+            bad = f"{GOOD}//! {fault}\n"
+            found = await compiler.compile_all([(bad, fault), (GOOD, f"after-{fault}")])
+            (error, after) = found
+            expected = {
+                "hang": CompileTimeout,
+                "stop": CompileTimeout,
+                "close": WorkerCrashed,
+                "eat": CompileMemoryError,
+            }.get(fault, WorkerCrashed)
+            assert type(error) is expected, (fault, error)
+            assert fault in str(error)
+            assert isinstance(after, Artifact), (fault, after)
+        assert len(children()) == 1
+    assert set(fake.begun().values()) == {1}
+    assert not Path("/tmp/kernels_async-unpickled").exists()  # noqa: S108
+
+
+async def test_a_worker_may_misbehave_between_jobs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What it wrote too much of, or that it died, is nobody's fault: it is replaced."""
+    monkeypatch.setattr(sys, "executable", FakeWorker(tmp_path).program)
+    async with Compiler("sm_90", workers=1) as compiler:
+        for fault in HARMLESS:
+            found = await compiler.compile(f"{GOOD}//! {fault}\n", fault)
+            assert isinstance(found, Artifact)
+            await asyncio.sleep(0.2)
+            assert isinstance(await compiler.compile(GOOD, f"after-{fault}"), Artifact)
+
+
+async def test_the_last_words_of_a_worker_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of 100 MB only the end, with control characters made visible."""
+    monkeypatch.setattr(sys, "executable", FakeWorker(tmp_path).program)
+    async with Compiler("sm_90", workers=1) as compiler:
+        with pytest.raises(
+            WorkerCrashed, match=r"by SIGSEGV; it said: .*\\u001b"
+        ) as caught:
+            await compiler.compile(f"{GOOD}//! flood-and-die\n", "k")
+    assert 1000 < len(caught.value.stderr) < 10_000
+
+
+async def test_a_worker_that_dies_idle_fails_no_job(running: Compiler) -> None:
+    """Also where nobody has noticed yet."""
+    for number in range(5):
+        await running.compile(GOOD, f"good<{number}>")
+        (worker,) = children()
+        os.kill(worker, signal.SIGKILL)
+    assert isinstance(await running.compile(GOOD, "good<9>"), Artifact)
+
+
+EATERS = {
+    "sm_90": "__device__ char a[1500u << 20] = {1};\n__global__ void k(char* p) { *p = a[*p]; }",
+    "cpu": CPU_SLOW.replace("slow(", "k("),
+}
+
+
+@pytest.mark.parametrize("target", EATERS)
+async def test_a_compile_that_eats_memory_is_ended(target: str) -> None:
+    """It is a MemoryError of its own; its worker is replaced."""
+    async with Compiler(target, workers=1, memory=170 << 20) as compiler:
+        with pytest.raises(CompileMemoryError, match=r"'k' of kernel\.cu") as caught:
+            await compiler.compile(EATERS[target], "k")
+        assert isinstance(caught.value, MemoryError)
+        assert isinstance(await compiler.compile(GOOD, "good<1>"), Artifact)
+
+
+async def test_what_a_compilers_children_hold_counts(tmp_path: Path) -> None:
+    """The host's compiler is not the worker itself."""
+    async with Compiler("cpu", workers=1) as compiler:
+        task = asyncio.create_task(compiler.compile(CPU_SLOW, "slow"))
+        (worker,) = await until(lambda: at_work(compiler))
+        (driver,) = await until(lambda: children(worker))
+        await until(lambda: _machine.resident_bytes(driver) > 60 << 20)
+        alone = int(Path(f"/proc/{worker}/statm").read_text().split()[1]) * 4096
+        assert _machine.resident_bytes(worker) > alone + (60 << 20)
+        task.cancel()
+
+
+async def test_a_request_that_killed_two_workers_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At once and with its history, also after the compiler was closed, until `forget`."""
+    fake = FakeWorker(tmp_path)
+    monkeypatch.setattr(sys, "executable", fake.program)
+    compiler = Compiler("sm_90", workers=1)
+    bad = f"{GOOD}//! segv\n"
+    async with compiler:
+        for _ in range(2):
+            with pytest.raises(WorkerCrashed):
+                await compiler.compile(bad, "k")
+        with pytest.raises(QuarantinedError, match="killed 2 workers") as caught:
+            await compiler.compile(bad, "k")
+        assert len(caught.value.history) == 2
+        assert "SIGSEGV" in caught.value.history[0]
+        assert isinstance(await compiler.compile(GOOD, "k"), Artifact)
+    async with compiler:
+        with pytest.raises(QuarantinedError):
+            await compiler.compile(bad, "k")
+        assert fake.begun()["k"] == 3
+        compiler.forget(bad, "k")
+        with pytest.raises(WorkerCrashed):
+            await compiler.compile(bad, "k")
+
+
+async def test_workers_that_do_not_start_cost_an_error_at_once(
+    running: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After some no more are tried, for a while; no source is blamed."""
+    monkeypatch.setattr(_blame, "BACK_OFF_SECONDS", 0.5)
+    with monkeypatch.context() as patched:
+        log = tmp_path / "log"
+        broken = tmp_path / "python"
+        broken.write_text(f"#!/bin/sh\necho started >> {log}\necho no luck >&2\nexit 7\n")
+        broken.chmod(0o700)
+        patched.setattr(sys, "executable", str(broken))
+        for _ in range(10):
+            with pytest.raises(ToolchainError, match=r"exit status 7; it said: no luck"):
+                await running.compile(GOOD, "good<1>")
+        assert log.read_text() == "started\n" * _blame.START_FAILURES
+    await asyncio.sleep(0.6)
+    assert isinstance(await running.compile(GOOD, "good<1>"), Artifact)
+
+
+async def test_a_worker_that_dies_before_every_job_is_not_tried_for_ever(
+    running: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says hello, and begins nothing."""
+    fake = tmp_path / "python"
+    fake.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path[:0] = {sys.path!r}\n"
+        "from kernels_async import _frames\n"
+        "sys.stdin.buffer.read(16)\n"
+        "sys.stdout.buffer.write(_frames.hello('x'))\n"
+    )
+    fake.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    with pytest.raises(ToolchainError, match="a worker cannot start"):
+        await running.compile(GOOD, "good<1>")
+
+
+@contextlib.contextmanager
+def few_descriptors() -> Iterator[None]:
+    """Leave too few descriptors for a worker, and enough for the store."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 10, limits[1]))
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    for _ in range(4):
+        os.close(held.pop())
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in held:
+            os.close(descriptor)
+
+
+async def test_a_job_waits_for_a_worker_where_no_other_can_start(
+    running: Compiler,
+) -> None:
+    """Out of descriptors: an error if there is none to wait for; it recovers."""
+    with few_descriptors(), pytest.raises(ToolchainError, match="Too many open files"):
+        await running.compile(GOOD, "good<1>")
+    first = asyncio.create_task(running.compile(UNROLLED, "slow"))
+    await until(lambda: at_work(running))
+    with few_descriptors():
+        second = await running.compile(GOOD, "good<2>")
+        assert first.done()
+    assert isinstance(second, Artifact)
+    assert isinstance(await first, Artifact)
+
+
+@pytest.mark.parametrize("limit", ["RECYCLE_JOBS", "RECYCLE_BYTES"])
+async def test_worn_workers_are_replaced_and_no_job_is_stranded(
+    running: Compiler, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """By what they did, or by what they hold."""
+    monkeypatch.setattr(_pool, limit, 1)
+    found = await running.compile_all([(GOOD, f"good<{n}>") for n in range(8)])
+
+    assert all(isinstance(outcome, Artifact) for outcome in found)
+    assert children() == []
+
+
+async def test_closing_with_many_busy_workers_takes_no_longer() -> None:
+    """They are ended side by side."""
+    async with Compiler("sm_90", workers=12) as compiler:
+        for number in range(12):
+            task = asyncio.ensure_future(compiler.compile(f"{SLOW}// {number}", "slow"))
+            task.add_done_callback(lambda task: task.exception())
+        await until(lambda: len(at_work(compiler)) == 12)
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+    assert children() == []
 
 
 async def test_no_more_compiles_run_at_once_than_workers(running: Compiler) -> None:

@@ -9,7 +9,6 @@ import resource
 import secrets
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import kernels_async
@@ -34,8 +32,8 @@ from kernels_async import (
 )
 from kernels_async._diagnostics import printable
 from kernels_async._sandbox import Mode
-from tests.fake_worker import FAULTS, ROOT, FakeWorker
-from tests.processes import GOOD, SLOW, children, descendants, is_alive
+from tests.fake_worker import FAULTS, FakeWorker
+from tests.processes import GOOD, SLOW, children, descendants, is_alive, server
 
 SEGV_OPTION = "-modify-stack-limit=false"
 
@@ -164,7 +162,8 @@ async def _deadlines(full: bool, seed: int) -> str:
     timeout, workers = (3.0, 2) if full else (1.0, 2)
     names = list(BOMBS) if full else chance.sample(list(BOMBS), 2)
     before = _resident()
-    took, ended = [], []
+    took: list[float] = []
+    ended: list[str] = []
 
     async def explode(compiler: Compiler, name: str) -> None:
         await begin.acquire()
@@ -238,25 +237,6 @@ async def main():
         await compiler.compile_all([(f"{text}// {n}", "slow") for n in range(2)])
 asyncio.run(main())
 """
-
-
-@contextmanager
-def server(program: str, *arguments: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
-    """A program that has the library and this package, killed if it is left."""
-    modules = [str(ROOT), *filter(None, sys.path)]
-    process = subprocess.Popen(
-        [sys.executable, *more.pop("options", ()), "-c", program, *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(modules)} | more.pop("env", {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def orphans(full: bool, seed: int) -> str:
@@ -442,8 +422,7 @@ async def attack(count: int, seed: int, sandbox: Mode = "require") -> tuple[int,
 async def _shown(compiler: Compiler, sources: list[Source]) -> list[str]:
     """Everything that compiles of these sources gave, as text."""
     shown = []
-    for source in sources:
-        (found,) = await compiler.compile_all([(source, "good<1>")])
+    for found in await compiler.compile_all((source, "good<1>") for source in sources):
         told = [str(found), getattr(found, "log", "")]
         told += map(str, getattr(found, "diagnostics", ()))
         if isinstance(found, Artifact):
