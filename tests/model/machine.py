@@ -487,13 +487,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     def settle_accounts(self) -> None:
         """Each waiter that is done got what is its own."""
-        live = []
-        for waiter in self.waiters:
-            if waiter.task.done():
-                self.check_outcome(waiter)
-            else:
-                live.append(waiter)
-        self.waiters = live
+        done = [waiter for waiter in self.waiters if waiter.task.done()]
+        self.waiters = [waiter for waiter in self.waiters if not waiter.task.done()]
+        for waiter in done:
+            self.check_outcome(waiter)
 
     def check_outcome(self, waiter: Waiter) -> None:
         """What one waiter may get."""
