@@ -65,7 +65,7 @@ class Place:
         """Remove everything."""
         self.make_writable()
         if self.mounted:
-            _run("umount", self.shared)
+            _run("umount", "--lazy", self.shared)
         shutil.rmtree(self._root)
 
     # --- spells: states that last a while
@@ -115,7 +115,9 @@ class Place:
             ["flipped", "truncated", "emptied", "foreign", "swapped", "deleted", "halved"]
         )
         with contextlib.suppress(OSError):
-            files = sorted(entry.iterdir())
+            files = [file for file in sorted(entry.iterdir()) if file.stat().st_size]
+            if not files:
+                return None
             match kind:
                 case "deleted":
                     shutil.rmtree(entry)

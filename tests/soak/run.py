@@ -104,6 +104,12 @@ class Soak:
         self.counts.faults.update(injector.done)
         return self.counts
 
+    def close(self) -> None:
+        """Leave nothing, also when the soak itself failed."""
+        for process in self._servers:
+            kill(process)
+        self.place.close()
+
     async def _compile_references(self) -> None:
         folder = self.place.folder("references")
         async with Compiler("sm_90", cache_dir=folder, workers=2) as compiler:
@@ -199,8 +205,9 @@ class Soak:
                     os.waitpid(process, os.WNOHANG)
             elif now - self._orphans.setdefault(process, now) > ORPHAN_SECONDS:
                 command = Path(f"/proc/{process}/cmdline").read_bytes()
-                print(f"leaked: {process} {command!r}", file=sys.stderr)
+                print(f"leaked: {process} {command[:100]!r}", file=sys.stderr)
                 self.counts.leaked["processes"] += kill(process)
+                self._orphans[process] = float("inf")
         self._orphans = {p: since for p, since in self._orphans.items() if p in orphans}
         for process, server in self._servers.items():
             if now - self._heard[process] > SILENT_SECONDS:
@@ -224,4 +231,4 @@ async def soak(seconds: float, seed: int, processes: int) -> Counts:
     try:
         return await made.run(seconds)
     finally:
-        made.place.close()
+        made.close()
