@@ -81,7 +81,7 @@ class Bench:
         self.go = go
         self.compiles: Counter[str] = Counter()
 
-    async def compile(self, job: Job) -> Output:
+    async def compile(self, key: str, job: Job) -> Output:
         """What a worker does."""
         symbol = job.specialization.symbol
         self.compiles[symbol] += 1
