@@ -32,8 +32,9 @@ class Place:
 
     Attributes:
         cache: The cache directory, which may be removed.
-        mounted: Whether it is a file system of its own, which can be full or read-only.
+        mounted: Whether it is a file system of its own, which can be full.
         user: The user that the servers are, or `None` for this one.
+        wrapper: What a server's command begins with.
     """
 
     def __init__(self) -> None:
@@ -43,8 +44,11 @@ class Place:
         self.temporary = self._root / "temporary"
         for folder in (self.shared, self.temporary):
             folder.mkdir()
-        self.mounted = _mount("-t", "tmpfs", "-o", f"size={SIZE}", "soak", self.shared)
+        self.mounted = _run(
+            *("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "soak", self.shared)
+        )
         self.user = NOBODY if _may_be_nobody() else None
+        self.wrapper = _obeying_modes() if self.user is None else []
         self.cache = self.shared / "cache"
         self.own(self.shared)
 
@@ -63,45 +67,38 @@ class Place:
 
     def close(self) -> None:
         """Remove everything."""
-        self.make_writable()
+        self.recover()
         if self.mounted:
             _run("umount", "--lazy", self.shared)
         shutil.rmtree(self._root)
 
     # --- spells: states that last a while
 
-    def make_read_only(self) -> bool:
-        """Nothing can be written; whether it could be done."""
-        if self.mounted:
-            return _mount("-o", "remount,ro", self.shared)
-        for folder in self._folders():
-            with contextlib.suppress(OSError):
-                folder.chmod(0o500)
-        return True
+    def make_read_only(self) -> str:
+        """Nothing can be written."""
+        self._change_modes(0o500)
+        return "cache read-only"
 
-    def make_writable(self) -> None:
-        """It can be written again."""
-        if self.mounted:
-            _mount("-o", "remount,rw", self.shared)
-            (self.shared / "filler").unlink(missing_ok=True)
-            return
-        for folder in self._folders():
-            with contextlib.suppress(OSError):
-                folder.chmod(0o700)
-
-    def fill(self) -> bool:
-        """The file system is full; whether it could be done."""
+    def fill(self) -> str | None:
+        """The file system is full; `None` if it is not one of its own."""
         if not self.mounted:
-            return False
+            return None
         with (self.shared / "filler").open("wb", buffering=0) as filler:
             for size in (1 << 20, 1 << 12):
                 with contextlib.suppress(OSError):
                     while True:
                         filler.write(bytes(size))
-        return True
+        return "disk full"
 
-    def _folders(self) -> Iterator[Path]:
-        yield from (self.cache, *self.cache.rglob("*/"))
+    def recover(self) -> None:
+        """It can be written again."""
+        self._change_modes(0o700)
+        (self.shared / "filler").unlink(missing_ok=True)
+
+    def _change_modes(self, mode: int) -> None:
+        for folder in (self.cache, *self.cache.rglob("*/")):
+            with contextlib.suppress(OSError):
+                folder.chmod(mode)
 
     # --- what is done to entries
 
@@ -177,8 +174,10 @@ def _may_be_nobody() -> bool:
     return found.returncode == 0
 
 
-def _mount(*arguments: object) -> bool:
-    return _run("mount", *arguments)
+def _obeying_modes() -> list[str]:
+    """What a command begins with so that root may write no more than its modes allow."""
+    rights = "--bounding-set=-dac_override,-dac_read_search"
+    return ["setpriv", rights] if _run("setpriv", rights, "true") else []
 
 
 def _run(*command: object) -> bool:
@@ -251,15 +250,15 @@ class Injector:
         if self._spell:
             self._spell -= 1
             if not self._spell:
-                self._place.make_writable()
+                self._place.recover()
         kinds: list[tuple[int, Callable[[], str | None]]] = [
             (2, self._kill_a_server),
             (6, self._kill_a_worker),
             (6, self._kill_a_compiler),
             (14, lambda: self._place.spoil(self._chance)),
             (1, self._remove),
-            (1, self._make_read_only),
-            (1, self._fill),
+            (2, lambda: self._begin_spell(self._place.make_read_only)),
+            (2, lambda: self._begin_spell(self._place.fill)),
         ]
         (_, strike) = self._chance.choices(kinds, [weight for weight, _ in kinds])[0]
         if done := strike():
@@ -283,14 +282,10 @@ class Injector:
         self._place.remove()
         return "cache removed"
 
-    def _make_read_only(self) -> str | None:
-        if self._spell or not self._place.make_read_only():
+    def _begin_spell(self, begin: Callable[[], str | None]) -> str | None:
+        if self._spell:
             return None
-        self._spell = self._chance.randrange(2, 8)
-        return "cache read-only"
-
-    def _fill(self) -> str | None:
-        if self._spell or not self._place.fill():
-            return None
-        self._spell = self._chance.randrange(2, 8)
-        return "disk full"
+        done = begin()
+        if done:
+            self._spell = self._chance.randrange(2, 8)
+        return done

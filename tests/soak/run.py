@@ -92,7 +92,7 @@ class Soak:
                 if task.done():
                     task.result()
         self._ending = True
-        self.place.make_writable()
+        self.place.recover()
         for server in list(self._servers.values()):
             self._leave(server)
         await asyncio.wait(keeping)
@@ -140,6 +140,7 @@ class Soak:
                 if code != 0:
                     self.counts.wrong.append(f"a server ended with {code}: {text[-3000:]}")
                 elif left := os.listdir(temporary):
+                    print(f"left by a server: {left}", file=sys.stderr)
                     self.counts.leaked["folders"] += len(left)
             if "Traceback" in text or "never retrieved" in text:
                 self.counts.wrong.append(f"a server said: {text[-3000:]}")
@@ -150,7 +151,7 @@ class Soak:
             user = {"user": self.place.user, "group": self.place.user, "extra_groups": []}
         modules = [str(ROOT), *filter(None, sys.path)]
         server = await asyncio.create_subprocess_exec(
-            sys.executable,
+            *(*self.place.wrapper, sys.executable),
             *("-X", "dev", "-m", "tests.soak.server"),
             *(str(self.place.cache), str(self._chance.randrange(1 << 32))),
             stdin=asyncio.subprocess.PIPE,
