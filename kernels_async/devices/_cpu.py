@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from anyio import to_thread
@@ -79,7 +80,7 @@ class CpuKernel(Kernel):
     __slots__ = ("_cpu", "_dynamic", "_run", "parameters")
 
     def __init__(self, cpu: CpuDevice, artifact: Artifact) -> None:
-        library = ctypes.CDLL(str(artifact.path), os.RTLD_NOW | os.RTLD_LOCAL)
+        library = _open_library(artifact)
         entry = _Entry.in_dll(library, "kernels_async_entry")
         if entry.abi != ABI:
             raise OSError(f"its interface is {entry.abi}, this library's is {ABI}")
@@ -294,6 +295,21 @@ def _exports(library: ctypes.CDLL, name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _open_library(artifact: Artifact) -> ctypes.CDLL:
+    """The library of the verified bytes, whatever has become of the entry's file.
+
+    The dynamic linker knows a library by its file, so each load has a file of its own.
+    """
+    mode = os.RTLD_NOW | os.RTLD_LOCAL
+    try:
+        with NamedTemporaryFile(prefix="kernels_async-", suffix=".so") as copy:
+            copy.write(artifact.bytes)
+            copy.flush()
+            return ctypes.CDLL(copy.name, mode)
+    except OSError:  # temporary files may be full, or not executable
+        return ctypes.CDLL(str(artifact.path), mode)
 
 
 def _load_address(library: ctypes.CDLL) -> int:
