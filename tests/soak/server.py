@@ -128,7 +128,7 @@ class Server:
             session = Session(self, kernels, compiler)
             clients = [asyncio.ensure_future(session.client()) for _ in range(CLIENTS)]
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.stop.wait(), self.chance.uniform(1, 6))
+                await asyncio.wait_for(self.stop.wait(), self.chance.uniform(2, 12))
             self.leaving = True
             if self.chance.random() < 0.5:
                 await asyncio.sleep(self.chance.uniform(0, 1))
