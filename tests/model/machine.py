@@ -49,7 +49,7 @@ from kernels_async import (
 )
 from kernels_async._artifact import Output
 from kernels_async.toolchains import Job
-from tests.model.turns import Held, TurnLoop, in_the_next_turn
+from tests.model.turns import Call, Held, TurnLoop, in_the_next_turn
 
 ARTIFACTS = 6
 SHARED = (0, 1)
@@ -186,6 +186,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.checked = False
         self.caches = 0
         self.reporter = "none"
+        self.reporting = False
+        self.errors: dict[int, BaseException] = {}
         self.threads = mock.patch.object(anyio.to_thread, "run_sync", in_the_next_turn)
         self.threads.start()
         self.log = _Log()
@@ -234,7 +236,16 @@ class CacheMachine(RuleBasedStateMachine):
         return output
 
     async def report(self, artifact: Artifact) -> None:
-        """The reporter, as it is at the moment."""
+        """The reporter; calls of it never overlap."""
+        assert not self.reporting, "two reports at once"
+        self.reporting = True
+        try:
+            await self.report_as_it_is(artifact)
+        finally:
+            self.reporting = False
+
+    async def report_as_it_is(self, artifact: Artifact) -> None:
+        """What the reporter does at the moment."""
         number, cache = int(artifact.symbol[1:]), self.cache
         assert number not in cache.reported, f"{number} is reported again"
         assert number not in cache.built, "a hit is reported"
@@ -374,44 +385,52 @@ class CacheMachine(RuleBasedStateMachine):
 
     # --- rules: what becomes of the work
 
-    @precondition(lambda self: self.compiles.calls)
-    @rule(index=choices, outcome=choices)
-    def end_compile(self, index: int, outcome: int) -> None:
+    @rule(index=st.integers(0, 1000), outcome=choices)
+    def end(self, index: int, outcome: int) -> None:
+        """A compile, a hop of loads or a report ends: it mostly succeeds."""
+        if compiles := self.compiles.unanswered():
+            self.end_compile(compiles[index % len(compiles)], outcome)
+        for load in self.loads.unanswered():
+            self.end_load(load, index, outcome)
+        for report in self.reports.unanswered():
+            report.answer.set_result(self.fault(report.asked) if outcome > 8 else None)
+
+    @rule(number=numbers, outcome=choices)
+    def end_and_settle(self, number: int, outcome: int) -> None:
+        """The same of one artifact, and the loop turns until it has nothing to do."""
+        for compile_ in self.compiles.unanswered():
+            if compile_.asked == number:
+                self.end_compile(compile_, outcome)
+        for load in self.loads.unanswered():
+            self.end_load(load, number, outcome)
+        for report in self.reports.unanswered():
+            report.answer.set_result(None)
+        self.loop.settle()
+
+    def end_compile(self, call: Call[int, Output], outcome: int) -> None:
         """A compile succeeds, fails, or loses its worker."""
-        calls = self.compiles.unanswered()
-        if not calls:
-            return
-        call = calls[index % len(calls)]
-        if outcome < 7:
+        if outcome < 8:
             call.answer.set_result(_output(call.asked))
         else:
             kinds = (CompileError, WorkerCrashed, RuntimeError)
-            error = kinds[outcome % 3](self.fault(call.asked))
-            call.answer.set_exception(error)
+            call.answer.set_exception(kinds[outcome % 3](self.fault(call.asked)))
 
-    @precondition(lambda self: self.loads.calls)
-    @rule(outcome=choices)
-    def end_load(self, outcome: int) -> None:
+    def end_load(
+        self, call: Call[list[str], list[str | None]], index: int, outcome: int
+    ) -> None:
         """A hop of loads succeeds, fails in part, or raises."""
-        for call in self.loads.unanswered():
-            loaded = [[n for n in range(ARTIFACTS) if _bytes(n) == b] for b in call.asked]
-            if outcome == 11:
-                every = {n for numbers in loaded for n in numbers}
-                call.answer.set_exception(RuntimeError(self.fault(*every)))
-            else:
-                call.answer.set_result(
-                    [
-                        self.fault(*numbers) if outcome > 7 and place % 2 == 0 else None
-                        for place, numbers in enumerate(loaded)
-                    ]
-                )
-
-    @precondition(lambda self: self.reports.calls)
-    @rule(raises=st.booleans())
-    def end_report(self, raises: bool) -> None:
-        """The reporter returns, or raises."""
-        for call in self.reports.unanswered():
-            call.answer.set_result(self.fault(call.asked) if raises else None)
+        loaded = [[n for n in range(ARTIFACTS) if _bytes(n) == b] for b in call.asked]
+        if outcome == 11:
+            every = {n for numbers in loaded for n in numbers}
+            call.answer.set_exception(RuntimeError(self.fault(*every)))
+            return
+        faulty = index % len(loaded) if outcome > 7 else None
+        call.answer.set_result(
+            [
+                self.fault(*numbers) if place == faulty else None
+                for place, numbers in enumerate(loaded)
+            ]
+        )
 
     @rule(kind=st.sampled_from(["none", "returns", "waits", "waits", "raises", "reenters"]))
     def install_reporter(self, kind: str) -> None:
@@ -431,32 +450,28 @@ class CacheMachine(RuleBasedStateMachine):
         """The loop turns until it has nothing to do."""
         self.loop.settle()
 
-    @rule(what=choices)
-    def close(self, what: int) -> None:
-        """Close the cache, rarely its compiler, in the middle of everything."""
-        if what > 1:
-            return
-        if what == 0 and not self.cache.closing:
+    @rule(what=st.integers(0, 23), entered=st.booleans())
+    def close_or_reopen(self, what: int, entered: bool) -> None:
+        """Close the cache, or its compiler, in the middle of everything; open another."""
+        if self.cache.closing:
+            self.reopen(entered)
+        elif what == 0:
             self.loop.call(self.cache.kernels.__aenter__())
-        self.cache.closing = True
-        if what:
-            self.start("close", None, self.cache.close())
-        else:
-            self.cache.closed = True
+            self.cache.closing = self.cache.closed = True
             self.loop.call(self.compiler.__aexit__(None, None, None))
             self.check()
             self.open_compiler()
+        elif what < 4:
+            self.cache.closing = True
+            self.start("close", None, self.cache.close())
 
-    @precondition(lambda self: self.cache.closing)
-    @rule(entered=st.booleans())
     def reopen(self, entered: bool) -> None:
         """Another cache over the same compiler; its reporter is to be installed again."""
         self.loop.settle()
         self.check()
-        if not self.cache.closed:
-            return
-        self.reporter = "none"
-        self.cache = self.open_cache(entered)
+        if self.cache.closed:
+            self.reporter = "none"
+            self.cache = self.open_cache(entered)
 
     # --- what must hold
 
@@ -472,13 +487,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     def settle_accounts(self) -> None:
         """Each waiter that is done got what is its own."""
-        live = []
-        for waiter in self.waiters:
-            if waiter.task.done():
-                self.check_outcome(waiter)
-            else:
-                live.append(waiter)
-        self.waiters = live
+        done = [waiter for waiter in self.waiters if waiter.task.done()]
+        self.waiters = [waiter for waiter in self.waiters if not waiter.task.done()]
+        for waiter in done:
+            self.check_outcome(waiter)
 
     def check_outcome(self, waiter: Waiter) -> None:
         """What one waiter may get."""
@@ -515,6 +527,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def check_fault(self, waiter: Waiter, error: BaseException) -> None:
         """It is one that a rule caused."""
+        assert id(error) not in self.errors, "two waiters share an exception"
+        self.errors[id(error)] = error
         found = re.search(r"fault #(\d+)", str(error))
         assert found, repr(error)
         when, numbers = self.faults[int(found[1])]
