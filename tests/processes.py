@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -90,6 +92,43 @@ def server(program: str, *arguments: str, **more: Any) -> Iterator[subprocess.Po
     finally:
         process.kill()
         process.communicate()
+
+
+async def output(environment: dict[str, str], *command: str) -> str:
+    """What a Python program prints that ends well and says nothing more."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert err.decode() == ""
+    assert process.returncode == 0
+    return out.decode()
+
+
+def in_child(*calls: Callable[[], object]) -> list[str]:
+    """What each call gives or raises in a forked child, which must not hang."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        told = []
+        for call in calls:
+            try:
+                told.append(repr(call()))
+            except BaseException as error:  # noqa: BLE001 - the parent looks at it
+                told.append(repr(error))
+        os.write(writing, json.dumps(told).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        text = stream.read()
+    assert os.waitpid(child, 0)[1] == 0
+    outcomes: list[str] = json.loads(text)
+    return outcomes
 
 
 def at_work(compiler: Compiler) -> list[int]:

@@ -27,7 +27,7 @@ from elftools.elf.elffile import ELFFile
 from kernels_async import Artifact, CompileError, Compiler, Kernels, Source, _machine
 from kernels_async._files import Files
 from kernels_async._store import RECORD
-from tests.processes import GOOD, SLOW, children, until
+from tests.processes import GOOD, SLOW, children, output, until
 
 PROLOGUE = (
     f"import asyncio, sys\nfrom kernels_async import *\nGOOD, SLOW = {GOOD!r}, {SLOW!r}\n"
@@ -49,11 +49,7 @@ async def start(
 
 async def run(environment: dict[str, str], program: str, *options: str) -> str:
     """Run a program that has the library; its output, nothing on standard error."""
-    process = await start(environment, program, *options)
-    out, err = await process.communicate()
-    assert err.decode() == ""
-    assert process.returncode == 0
-    return out.decode()
+    return await output(environment, *options, "-c", PROLOGUE + program)
 
 
 async def test_cr_02_a_compiler_out_of_memory_says_so_and_is_not_remembered(

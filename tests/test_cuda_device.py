@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
+import ctypes
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from kernels_async import (
     Source,
     Specialization,
 )
+from kernels_async._private import copies
+from tests.processes import in_child, output
 
 pytestmark = pytest.mark.gpu
 
@@ -225,35 +228,103 @@ async def test_an_artifact_for_another_architecture_is_refused(cache_dir: Path) 
         await Kernels.open(0, target="sm_75").__aenter__()
 
 
-async def test_a_file_that_is_gone_is_a_load_error(on_gpu: Kernels, cupy: Any) -> None:
-    """The driver's error is the cause, and the next try compiles again."""
+async def test_a_file_that_is_gone_or_another_is_not_missed(
+    on_gpu: Kernels, cupy: Any
+) -> None:
+    """What was verified is what is loaded, whatever becomes of the entry meanwhile."""
+
+    def replace(artifact: Artifact) -> None:
+        artifact.path.write_bytes(b"no cubin")
 
     def remove(artifact: Artifact) -> None:
         artifact.path.unlink()
 
-    on_gpu.reporting(remove)
-    pending = on_gpu.request(ADD, "add<8>")
-    with pytest.raises(LoadError, match="cuda:0 refused 'add<8>'") as caught:
-        await pending
+    for number, change in ((8, replace), (9, remove)):
+        on_gpu.reporting(change)
+        assert run(cupy, await on_gpu.get(ADD, f"add<{number}>")) == number
+
+
+async def test_what_is_no_image_is_a_load_error(
+    on_gpu: Kernels, cupy: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The driver's error is the cause, and the next try may load."""
+    (tmp_path / "file").write_bytes(b"no cubin")
+    pending = on_gpu.request(ADD, "add<10>")
+    with monkeypatch.context() as patched:
+        patched.setattr(copies, "on_disk", lambda *_: tmp_path / "file")
+        with pytest.raises(LoadError, match="cuda:0 refused 'add<10>'") as caught:
+            await pending
     assert isinstance(caught.value.__cause__, cupy.cuda.driver.CUDADriverError | OSError)
-    on_gpu.reporting(None)
-    assert run(cupy, await pending) == 8
+    assert run(cupy, await pending) == 10
+
+
+async def test_a_cache_that_is_opened_again_loads_no_second_module(
+    cache_dir: Path, cupy: Any
+) -> None:
+    """CuPy never unloads one: a server that reopens its cache must not grow."""
+    async with Kernels.open(0) as kernels:
+        first = await kernels.get(ADD, "add<11>")
+    async with Kernels.open(0) as kernels:
+        again = await kernels.get(ADD, "add<11>")
+
+    assert again is not first
+    assert again.raw.kernel.ptr == first.raw.kernel.ptr
+
+
+async def test_a_forked_child_is_told_and_the_parent_goes_on(
+    on_gpu: Kernels, cupy: Any
+) -> None:
+    """CUDA does not survive a fork; the child hears of it at once, on hits too."""
+    kernel = await on_gpu.get(ADD, "add<1>")
+    told = await asyncio.to_thread(
+        in_child,
+        lambda: asyncio.run(on_gpu.get(ADD, "add<1>")),
+        lambda: on_gpu.request(ADD, "add<2>"),
+    )
+    assert all(text.startswith("ClosedError") for text in told)
+    assert run(cupy, await on_gpu.get(ADD, "add<1>")) == 1
+    assert await on_gpu.get(ADD, "add<1>") is kernel
+    assert run(cupy, await on_gpu.get(ADD, "add<12>")) == 12
 
 
 async def test_the_quickstart_runs_on_the_gpu(child_environment: dict[str, str]) -> None:
     """The same file as on the CPU."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(ROOT / "examples" / "quickstart.py")),
-        env=child_environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
+    out = await output(child_environment, str(ROOT / "examples" / "quickstart.py"))
 
-    print(out.decode())
-    assert (process.returncode, err) == (0, b"")
-    assert out.count(b"every result agrees with NumPy (12 kernels)") == 2
-    assert b"<Kernels cuda:0 loaded=12 outstanding=0>" in out
+    print(out)
+    assert out.count("every result agrees with NumPy (12 kernels)") == 2
+    assert "<Kernels cuda:0 loaded=12 outstanding=0>" in out
+
+
+@pytest.mark.gpus
+async def test_devices_that_are_named_by_uuid_and_reordered_are_served(
+    child_environment: dict[str, str], cache_dir: Path
+) -> None:
+    """The number is the process's own; the artifact is the architecture's."""
+    program = (
+        "import asyncio, cupy\n"
+        "from kernels_async import Kernels\n"
+        "async def main():\n"
+        "    async with Kernels.open(0) as kernels:\n"
+        f"        kernel = await kernels.get({ADD.text!r}, 'add<3>')\n"
+        "        numbers = cupy.zeros(4, 'i4')\n"
+        "        kernel((1,), (4,), (numbers,))\n"
+        "        print(kernel.artifact.origin, kernel.device, numbers.get().tolist())\n"
+        "asyncio.run(main())\n"
+    )
+    names = [uuid_of(ordinal) for ordinal in (0, 1)]
+    told = []
+    for order in (names, names[::-1]):
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(order)}
+        told.append(await output(child_environment | visible, "-c", program))
+    assert told == [f"{origin} cuda:0 [3, 3, 3, 3]\n" for origin in ("compiled", "disk")]
+
+
+def uuid_of(ordinal: int) -> str:
+    """A device's name as CUDA_VISIBLE_DEVICES takes it, from the driver."""
+    found = (ctypes.c_ubyte * 16)()
+    assert ctypes.CDLL("libcuda.so.1").cuDeviceGetUuid_v2(found, ordinal) == 0
+    return f"GPU-{uuid.UUID(bytes=bytes(found))}"
 
 
 @pytest.mark.gpus
@@ -331,15 +402,7 @@ async def test_nothing_is_allocated_on_a_device_that_is_not_used(
         "        print(active.value)\n"
         "asyncio.run(main())\n"
     )
-    found = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=child_environment,
-    )
-    assert (found.stdout, found.stderr) == ("0\n1\n", "")
+    assert await output(child_environment, str(script)) == "0\n1\n"
 
 
 async def test_closing_ends_the_loading_thread(cache_dir: Path, cupy: Any) -> None:

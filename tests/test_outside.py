@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from kernels_async import (
     SpecificationError,
     WrongLoopError,
 )
-from tests.processes import SLOW, children, until
+from tests.processes import SLOW, children, in_child, until
 
 SOURCE = "template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n"
 
@@ -231,28 +230,6 @@ def test_a_thread_does_not_wait_for_a_loop_that_ended(warm_dir: Path) -> None:
 
 async def _open(opened: list[Kernels], folder: Path) -> None:
     opened.append(await Kernels.open("cpu", cache_dir=folder, workers=1).__aenter__())
-
-
-def in_child(*calls: Callable[[], object]) -> list[str]:
-    """What each call gives or raises in a forked child, which must not hang."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        signal.alarm(20)
-        told = []
-        for call in calls:
-            try:
-                told.append(repr(call()))
-            except BaseException as error:  # noqa: BLE001 - the parent looks at it
-                told.append(repr(error))
-        os.write(writing, json.dumps(told).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as stream:
-        text = stream.read()
-    assert os.waitpid(child, 0)[1] == 0
-    outcomes: list[str] = json.loads(text)
-    return outcomes
 
 
 async def test_a_forked_child_is_told_that_the_cache_is_its_parents(

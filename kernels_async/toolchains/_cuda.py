@@ -8,20 +8,15 @@ fails the whole program, its output holds a seed of the process unless it is giv
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import os
-import re
 import time
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from blake3 import blake3
-
 from .._artifact import Output
 from .._diagnostics import Diagnostic, Severity, printable, summarize
-from .._digest import digest
 from .._errors import (
     CompileError,
     CompileMemoryError,
@@ -33,8 +28,16 @@ from .._includes import written_out
 from . import _cubin, _nvrtc_log
 from ._base import Access, Job, no_such_kernel
 from ._hints import with_hint
+from ._toolkit import (
+    INSTALL,
+    builtins,
+    find_headers,
+    find_library,
+    headers_identity,
+    library_digest,
+    version_of,
+)
 
-_INSTALL = "pip install 'kernels_async[cuda13]' (or [cuda12]), or install a CUDA toolkit"
 _SEED = "kernels_async"
 _OLDEST = (12, 9)
 
@@ -60,19 +63,18 @@ class CudaToolchain:
     @classmethod
     def find(cls) -> CudaToolchain:
         """Find NVRTC and its headers; reads its library once per process."""
-        library = _find_library()
-        version = _version(library)
+        library = find_library()
+        version = version_of(library)
         if version < _OLDEST:
             raise ToolchainError(
                 f"NVRTC {version[0]}.{version[1]} at {library} is older than "
                 f"{_OLDEST[0]}.{_OLDEST[1]}, which does not give equal bytes for equal "
-                f"input: {_INSTALL}"
+                f"input: {INSTALL}"
             )
-        include_dirs = _find_headers(library, version)
-        headers = ", ".join(_headers_identity(folder) for folder in include_dirs)
+        include_dirs = find_headers(library, version)
+        headers = ", ".join(headers_identity(folder) for folder in include_dirs)
         identity = (
-            f"nvrtc {version[0]}.{version[1]} {_library_digest(library)} "
-            f"headers [{headers}]"
+            f"nvrtc {version[0]}.{version[1]} {library_digest(library)} headers [{headers}]"
         )
         return cls(library, include_dirs, version, identity)
 
@@ -97,12 +99,18 @@ class CudaToolchain:
         }
 
     def load(self) -> None:
-        """Load NVRTC, and what reads its output."""
+        """Load NVRTC with the part that it would look for late, and what reads its output.
+
+        NVRTC asks for its builtins by name: if they are loaded, no folder is searched.
+        """
         _Nvrtc(self.library).architectures()
+        for part in builtins(self.library):
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(str(part))
         _cubin.load()
 
     def access(self) -> Access:
-        """NVRTC's folder, for the part that it loads late, and the headers."""
+        """NVRTC's folder and the headers."""
         return Access(reads=(str(Path(self.library).resolve().parent), *self.include_dirs))
 
     def compile(self, job: Job) -> Output:
@@ -155,7 +163,7 @@ class _Nvrtc:
             ctypes.CDLL(library)
             from cuda.bindings import nvrtc
         except (ImportError, OSError, RuntimeError) as error:
-            raise ToolchainError(f"NVRTC cannot be loaded: {error}; {_INSTALL}") from error
+            raise ToolchainError(f"NVRTC cannot be loaded: {error}; {INSTALL}") from error
         self._nvrtc = nvrtc
 
     def call(self, name: str, *arguments: object) -> Any:
@@ -253,94 +261,3 @@ def _about_symbol(job: Job, diagnostic: Diagnostic) -> Diagnostic:
         return diagnostic
     message = f"in symbol {job.specialization.symbol!r}: {diagnostic.message}"
     return replace(diagnostic, message=message, file="", line=None, column=None, excerpt="")
-
-
-def _find_library() -> str:
-    try:
-        from cuda import pathfinder
-    except ImportError as error:
-        raise ToolchainError(f"NVRTC was not found: {_INSTALL}") from error
-    try:
-        library = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
-    except (pathfinder.DynamicLibNotFoundError, OSError, RuntimeError) as error:
-        raise ToolchainError(f"NVRTC was not found: {_INSTALL}") from error
-    if library is None:
-        raise ToolchainError(f"NVRTC has no path: {_INSTALL}")
-    return str(library)
-
-
-def _version(library: str) -> tuple[int, int]:
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    status = ctypes.CDLL(library).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    if status:
-        raise ToolchainError(f"NVRTC at {library} does not tell its version: {status}")
-    return major.value, minor.value
-
-
-def _find_headers(library: str, version: tuple[int, int]) -> tuple[str, ...]:
-    """The toolkit's headers beside the library if there are any, else the nearest.
-
-    Headers of another CUDA than NVRTC's, or a CCCL of another toolkit, are not mixed in.
-    """
-    from cuda import pathfinder
-
-    beside = [parent / "include" for parent in Path(library).resolve().parents[:4]]
-    elsewhere = pathfinder.find_nvidia_header_directory("cudart")
-    candidates = [*beside, *([Path(elsewhere)] if elsewhere else [])]
-    toolkit = next((c for c in candidates if _cuda_version(c) // 1000 == version[0]), None)
-    if toolkit is None:
-        return ()
-    if (toolkit / "cccl").is_dir():
-        return (str(toolkit), str(toolkit / "cccl"))
-    found = pathfinder.find_nvidia_header_directory("cccl")
-    if found is None or _cuda_version(Path(found).parent) not in (
-        0,
-        _cuda_version(toolkit),
-    ):
-        return (str(toolkit),)
-    return tuple(dict.fromkeys((str(toolkit), found)))
-
-
-def _cuda_version(folder: Path) -> int:
-    """CUDA_VERSION of the `cuda.h` in a folder, such as 13000; 0 if there is none."""
-    try:
-        text = (folder / "cuda.h").read_text(errors="replace")
-    except OSError:
-        return 0
-    match = re.search(r"#define CUDA_VERSION (\d+)", text)
-    return int(match[1]) if match else 0
-
-
-@lru_cache
-def _library_digest(library: str) -> str:
-    """Of the library and its builtins: the version lacks the patch level."""
-    hasher = blake3(max_threads=blake3.AUTO)
-    path = Path(library).resolve()
-    for part in (path, *sorted(path.parent.glob("libnvrtc-builtins*"))):
-        hasher.update_mmap(part)
-    return hasher.hexdigest()
-
-
-@lru_cache
-def _headers_identity(folder: str) -> str:
-    """The headers' versions, and the digest of the top folder's names and sizes.
-
-    The version of the toolkit lacks the patch level, and reading the whole tree takes
-    minutes where a container's image is fetched on demand.
-    """
-    root = Path(folder)
-    files = sorted(
-        f"{entry.name} {entry.stat().st_size}"
-        for entry in os.scandir(root)
-        if entry.is_file()
-    )
-    versions = [
-        f"{match[1]} {match[2]}"
-        for name in ("cuda.h", "cuda/std/__cccl/version.h")
-        if (root / name).is_file()
-        for match in re.finditer(
-            r"#\s*define (CUDA_VERSION|CCCL_VERSION) (\d+)",
-            (root / name).read_text(errors="replace"),
-        )
-    ]
-    return " ".join([*versions, digest("\n".join(files).encode())])
