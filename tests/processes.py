@@ -58,9 +58,9 @@ async def until(condition: Callable[[], Any]) -> Any:
 def descendants(process: int) -> list[int]:
     """The process numbers of everything below a process, whichever thread started it."""
     found: list[int] = []
-    for listed in Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, listed.read_text().split())
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
     return [number for child in found for number in (child, *descendants(child))]
 
 

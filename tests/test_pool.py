@@ -98,7 +98,7 @@ async def test_a_fault_of_a_worker_is_that_of_its_own_job(
     """Dead, hung, hungry, or writing what is no answer: the next job gets a new worker."""
     fake = FakeWorker(tmp_path)
     monkeypatch.setattr(sys, "executable", fake.program)
-    compiler = Compiler("sm_90", workers=1, timeout=0.5, memory=300 << 20)
+    compiler = Compiler("sm_90", workers=1, timeout=2, memory=300 << 20)
     async with compiler:
         for fault in FAULTS:
             bad = f"{GOOD}//! {fault}\n"
@@ -261,6 +261,20 @@ def few_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in held:
             os.close(descriptor)
+
+
+async def test_a_worker_that_never_says_hello_is_not_waited_for(
+    running: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever it waits for."""
+    monkeypatch.setattr(_pool, "START_SECONDS", 0.3)
+    stuck = tmp_path / "python"
+    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
+    stuck.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(stuck))
+    with pytest.raises(ToolchainError, match=r"cannot start: it took more than 0\.3 s"):
+        await running.compile(GOOD, "good<1>")
+    assert children() == []
 
 
 async def test_a_job_waits_for_a_worker_where_no_other_can_start(
