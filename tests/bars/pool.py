@@ -9,6 +9,7 @@ import resource
 import secrets
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import kernels_async
@@ -265,19 +267,19 @@ def orphans(full: bool, seed: int) -> str:
 LEAVING = {
     "close": """
 async def main():
+    asyncio.get_running_loop().slow_callback_duration = 9  # the machine may be busy
     async with Compiler(target, workers=2, cache_dir=folder) as compiler:
         tasks = [asyncio.create_task(compiler.compile(f"{text}// {n}", "slow")) for n in (1, 2)]
-        await asyncio.sleep(0.6)
-        print("leaving", flush=True)
+        await running()
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(outcome, ClosedError), outcome
 """,
     "exit": """
 async def main():
+    asyncio.get_running_loop().slow_callback_duration = 9
     compiler = await Compiler(target, workers=2, cache_dir=folder).__aenter__()
     tasks = [asyncio.create_task(compiler.compile(f"{text}// {n}", "slow")) for n in (1, 2)]
-    await asyncio.sleep(0.6)
-    print("leaving", flush=True)
+    await running()
     sys.exit(0)
 """,
 }
@@ -290,22 +292,31 @@ def leaving(full: bool, seed: int) -> str:
     for number in range(count):
         how, target = list(LEAVING)[number % 2], ("sm_90", "cpu")[number // 2 % 2]
         program = (
-            "import asyncio, sys, time\nfrom kernels_async import *\n"
-            "asyncio.BaseEventLoop.slow_callback_duration = 9  # the machine may be busy\n"
-            "from tests.processes import CPU_SLOW, SLOW\ntarget, folder = sys.argv[1:]\n"
-            f"text = CPU_SLOW if target == 'cpu' else SLOW\n{LEAVING[how]}\n"
+            "import asyncio, os, sys\nfrom kernels_async import *\n"
+            "from tests.processes import CPU_SLOW, SLOW, descendants\n"
+            "target, folder = sys.argv[1:]\n"
+            "text, busy = (CPU_SLOW, 6) if target == 'cpu' else (SLOW, 2)\n"
+            "async def running():\n"
+            "    while len(descendants(os.getpid())) < busy:\n"
+            "        await asyncio.sleep(0.01)\n"
+            "    print('leaving', flush=True)\n"
+            "    sys.stdin.readline()\n"
+            f"{LEAVING[how]}\n"
             "asyncio.run(main())\n"
         )
         options = ("-X", "dev", "-W", "error")
-        env = {"PYTHONASYNCIODEBUG": "1"}
+        more: dict[str, Any] = {
+            "env": {"PYTHONASYNCIODEBUG": "1"},
+            "stdin": subprocess.PIPE,
+        }
         with (
             scratch() as folder,
-            server(program, target, str(folder), options=options, env=env) as process,
+            server(program, target, str(folder), options=options, **more) as process,
         ):
             assert process.stdout is not None
             assert process.stdout.readline() == "leaving\n", process.stderr
             below, began = descendants(process.pid), time.monotonic()
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate("\n", timeout=20)
             most = max(most, time.monotonic() - began)
             assert (process.returncode, out, err) == (0, "", ""), (how, target, err)
             assert below, "nothing was running"
