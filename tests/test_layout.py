@@ -29,6 +29,7 @@ ROWS = [
         "_frames",
         "_sandbox",
         "_worker",
+        "_child",
         "_process",
         "_blame",
         "_pool",
