@@ -230,15 +230,13 @@ class CompilePool:
     async def _start(self) -> WorkerProcess:
         folder = await self._in_thread(make_folder, self._folder)
         try:
-            worker = await WorkerProcess.start(folder, self._lifeline)
+            worker = WorkerProcess(folder, self._lifeline)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._in_thread(remove_folder, folder)
             raise
         self._workers.add(worker)
         try:
-            self._scope.start_soon(worker.collect_stderr)
-            self._scope.start_soon(worker.end_group)
             with anyio.fail_after(START_SECONDS):
                 await worker.configure(self._configuration)
         except BaseException as error:

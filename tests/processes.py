@@ -24,7 +24,7 @@ extern "C" __global__ void slow(float* p) {
   float v[32];
   for (int i = 0; i < 32; i++) v[i] = p[i];
 #pragma unroll
-  for (int r = 0; r < 40; r++) {
+  for (int r = 0; r < 250; r++) {
 #pragma unroll
     for (int i = 0; i < 32; i++) v[i] = sinf(v[i]) * v[(i + r) % 32];
   }
@@ -35,9 +35,9 @@ extern "C" __global__ void slow(float* p) {
 CPU_SLOW = (
     "template <int N> struct F { static const int value = F<N - 1>::value + 1; };\n"
     "template <> struct F<0> { static const int value = 0; };\n"
-    + "".join(f"template <> struct F<{n * 800}> {{ static const int value = {n}; }};\n" for n in range(1, 60))
+    + "".join(f"template <> struct F<{n * 800}> {{ static const int value = {n}; }};\n" for n in range(1, 240))
     + "__global__ void slow(int* p) { int s = 0;\n"
-    + "".join(f"s += F<{n * 800 - 1}>::value;\n" for n in range(1, 60))
+    + "".join(f"s += F<{n * 800 - 1}>::value;\n" for n in range(1, 240))
     + "*p = s; }\n"
 )  # fmt: skip
 
@@ -60,9 +60,9 @@ async def until(condition: Callable[[], Any]) -> Any:
 def descendants(process: int) -> list[int]:
     """The process numbers of everything below a process, whichever thread started it."""
     found: list[int] = []
-    for listed in Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, listed.read_text().split())
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
     return [number for child in found for number in (child, *descendants(child))]
 
 

@@ -27,6 +27,14 @@ def test_every_error_survives_pickling(error: type[KernelsError]) -> None:
     assert error.__doc__
 
 
+@pytest.mark.parametrize("error", ERRORS)
+def test_every_error_can_be_told_to_many(error: type[KernelsError]) -> None:
+    """Also one that is a built-in error of another kind."""
+    again = fresh(error("what happened"))
+
+    assert (type(again), str(again)) == (error, "what happened")
+
+
 def test_a_fresh_copy_keeps_everything_but_the_traceback() -> None:
     """Each waiter gets an exception of its own, with the cause and the diagnostics."""
     diagnostic = Diagnostic(Severity.ERROR, "no")

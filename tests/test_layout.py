@@ -41,6 +41,7 @@ ROWS = [
         "_frames",
         "_sandbox",
         "_worker",
+        "_child",
         "_process",
         "_blame",
         "_pool",
