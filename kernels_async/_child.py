@@ -1,8 +1,8 @@
 """A child process and its pipes, for asyncio.
 
 asyncio's own takes several turns of the loop to start one, and a loop that ends between
-them waits for ever; this one is started in one step. It needs neither a task nor a thread,
-and takes the exit status of no other child.
+them waits for ever; this one is started in one step. It needs no task, and takes the exit
+status of no other child.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import anyio
@@ -54,6 +55,7 @@ class Child:
         )
         self.pid = self._process.pid
         self.last_words = b""
+        self._killed = False
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
         self._pipes = [pipe for pipe in pipes if pipe is not None]
         self._stdin, self._stdout, self._stderr = (pipe.fileno() for pipe in self._pipes)
@@ -92,7 +94,7 @@ class Child:
 
     def kill_group(self) -> None:
         """Kill it, unless it has ended, and everything in its group that it started."""
-        if self.returncode is None:
+        if not self._killed:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -112,11 +114,17 @@ class Child:
 
     def _end(self) -> None:
         """It has ended: kill what it leaves, while its number is still its own."""
+        self._loop.remove_reader(self._watched)
+        os.close(self._watched)
         self.kill_group()
-        if self._process.poll() is not None:
-            self._loop.remove_reader(self._watched)
-            os.close(self._watched)
-            self._ended.set()
+        self._killed = True
+        threading.Thread(target=self._reap, daemon=True).start()
+
+    def _reap(self) -> None:
+        """Take its exit status, for which the kernel may take a tenth of a second."""
+        self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._ended.set)
 
     def _listen(self) -> None:
         """Read some of its standard error, and keep the last of it."""
