@@ -1,8 +1,8 @@
 """A child process and its pipes, for asyncio.
 
 asyncio's own takes several turns of the loop to start one, and a loop that ends between
-them waits for ever; this one is started in one step. It needs neither a task nor a thread,
-and takes the exit status of no other child.
+them waits for ever; this one is started in one step. It needs no task, and takes the exit
+status of no other child.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import anyio
@@ -19,7 +20,6 @@ import anyio
 _CHUNK = 1 << 16
 _LAST_WORDS = 4096
 _PATIENCE = 1.0
-_LOOK_SECONDS = 0.05
 
 
 class Child:
@@ -55,6 +55,8 @@ class Child:
         )
         self.pid = self._process.pid
         self.last_words = b""
+        self._killing = threading.Lock()
+        self._may_be_killed = True
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
         self._pipes = [pipe for pipe in pipes if pipe is not None]
         self._stdin, self._stdout, self._stderr = (pipe.fileno() for pipe in self._pipes)
@@ -62,14 +64,10 @@ class Child:
             os.set_blocking(descriptor, False)
         self._ended, self._silent = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._watched: int | None = None
-        try:
-            self._watched = os.pidfd_open(self.pid)
-        except OSError:  # an old kernel, or no descriptors left
-            self._look()
-        else:
-            self._loop.add_reader(self._watched, self._end)
         self._loop.add_reader(self._stderr, self._listen)
+        threading.Thread(
+            target=self._watch, name="kernels_async-child", daemon=True
+        ).start()
 
     @property
     def returncode(self) -> int | None:
@@ -91,9 +89,12 @@ class Child:
         return await _read(self._stdout)
 
     def kill_group(self) -> None:
-        """Kill it, unless it has ended, and everything in its group that it started."""
-        if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+        """Kill it and everything in its group that it started, unless it is reaped.
+
+        After that its number may be another's.
+        """
+        with self._killing, contextlib.suppress(ProcessLookupError):
+            if self._may_be_killed:
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def aclose(self) -> None:
@@ -110,22 +111,15 @@ class Child:
         self._loop.remove_reader(self._stderr)
         self._close_pipes()
 
-    def _look(self) -> None:
-        """Look now and then whether it has ended, where nothing tells."""
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        if os.waitid(os.P_PID, self.pid, options) is None:
-            self._loop.call_later(_LOOK_SECONDS, self._look)
-        else:
-            self._end()
-
-    def _end(self) -> None:
-        """It has ended: kill what it leaves, while its number is still its own."""
+    def _watch(self) -> None:
+        """Wait in a thread for its end, and kill what it leaves in its group."""
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self.kill_group()
-        if self._process.poll() is not None:
-            if self._watched is not None:
-                self._loop.remove_reader(self._watched)
-                os.close(self._watched)
-            self._ended.set()
+        with self._killing:
+            self._may_be_killed = False
+        self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._ended.set)
 
     def _listen(self) -> None:
         """Read some of its standard error, and keep the last of it."""

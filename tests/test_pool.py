@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import resource
 import signal
@@ -420,22 +419,3 @@ async def test_a_job_of_megabytes_reaches_its_worker(running: Compiler) -> None:
     source = big * 40_000 + GOOD
 
     assert isinstance(await running.compile(source, Specialization("good<1>")), Artifact)
-
-
-async def test_the_end_of_a_worker_is_seen_without_a_descriptor_for_it(
-    running: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Old kernels have none; neither a killed worker nor one that is stopped is missed."""
-
-    def missing(_: int) -> int:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(os, "pidfd_open", missing)
-    slow = asyncio.create_task(running.compile(SLOW, "slow"))
-    await until(lambda: at_work(running))
-    os.kill(at_work(running)[0], signal.SIGKILL)
-    with pytest.raises(WorkerCrashed, match="SIGKILL"):
-        await slow
-    assert isinstance(await running.compile(GOOD, "good<1>"), Artifact)
-    assert await running.trim() == 1
-    assert not children()

@@ -93,6 +93,7 @@ async def main():
             tasks = [compiler.compile(f"{CPU_SLOW}// {n}", "slow") for n in (1, 2)]
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(outcome, CompileTimeout), outcome
+    async with Compiler("cpu", workers=1) as compiler:
         print((await compiler.compile(GOOD, "good<1>")).entry)
     print("left", children(), "other", other.wait())
 asyncio.run(main())

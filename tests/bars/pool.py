@@ -346,7 +346,8 @@ def _forbidden(folder: Path, count: int) -> dict[Path, set[str]]:
             text = Path(name).read_text(errors="replace").replace("\0", "\n")
         except OSError:
             continue
-        found[Path(name)] = {line.strip() for line in text.splitlines() if len(line) > 12}
+        told = {line.strip() for line in text.splitlines()}
+        found[Path(name)] = {line for line in told if len(line) > 16}
     for number in range(max(1, count - len(found))):
         secret = f"secret{secrets.token_hex(8)}"
         path = folder / f"forbidden{number}.h"
