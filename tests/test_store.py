@@ -265,6 +265,20 @@ def test_a_directory_that_cannot_be_written_is_an_os_error() -> None:
                 path.chmod(0o700)
 
 
+def test_links_of_the_users_own_lead_to_the_directory(tmp_path: Path) -> None:
+    """A cache often lies on another disk; but not at the end of a loop."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "to-disk").symlink_to(tmp_path / "disk")
+    (tmp_path / "link").symlink_to("./to-disk/../to-disk/cache")
+    store = Store(tmp_path / "link", "kernel.cubin")
+    publish(Store(tmp_path / "disk" / "cache", "kernel.cubin"))
+    assert store.read(KEY) is not None
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(OSError, match="too many links"):
+        Store(tmp_path / "loop", "kernel.cubin").read(KEY)
+
+
 @pytest.mark.parametrize("name", ["ünï dir 日本", "a b", "x" * 200])
 def test_any_directory_name_works(tmp_path: Path, name: str) -> None:
     """Spaces, other alphabets and long names are fine."""
