@@ -96,6 +96,13 @@ class Scene:
         assert not lock.is_held
         self.use()
 
+    def has_no_lock(self) -> None:
+        """The lock file is not opened for locking, and everybody compiles."""
+        lock = KeyLocks(self.root).try_acquire(self.key)
+        assert lock is not None
+        assert not lock.is_held, "a planted lock file is locked"
+        self.use()
+
     def misses(self) -> None:
         """The entry is not loaded, and is replaced."""
         assert self.store.read(self.key) is None
@@ -443,7 +450,7 @@ def attacks() -> list[Attack]:
         *replaced("an entry", folders, Scene.misses, lambda s: s.entry),
         *replaced("the staging directory", folders, Scene.use, lambda s: s.root / "tmp"),
         *replaced("the directory aside", folders, Scene.use, lambda s: s.root / "aside"),
-        *replaced("the lock file", files, Scene.use, lambda s: s.root / "locks"),
+        *replaced("the lock file", files, Scene.has_no_lock, lambda s: s.root / "locks"),
         *replaced("the kernel", files, Scene.misses, lambda s: s.entry / kernel),
         *replaced("the record", files, Scene.misses, lambda s: s.entry / RECORD),
         *loosened("the kernel", [0o666, 0o620], Scene.misses, lambda s: s.entry / kernel),
@@ -452,7 +459,7 @@ def attacks() -> list[Attack]:
         *loosened("a directory of entries", [0o777], Scene.refuses_or_misses, lambda s: s.entry.parent),
         owned("the kernel", Scene.refuses_or_misses, lambda s: s.entry / kernel),
         owned("the record", Scene.refuses_or_misses, lambda s: s.entry / RECORD),
-        owned("the lock file", Scene.use, lambda s: s.root / "locks"),
+        owned("the lock file", Scene.has_no_lock, lambda s: s.root / "locks"),
         huge(kernel),
         huge(RECORD),
         forged("a field more", version=2),
