@@ -37,6 +37,7 @@ class Child:
 
     Raises:
         OSError: It cannot be started.
+        RuntimeError: There is no thread to wait for it.
     """
 
     def __init__(
@@ -64,10 +65,14 @@ class Child:
             os.set_blocking(descriptor, False)
         self._ended, self._silent = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        try:
+            threading.Thread(target=self._watch, daemon=True).start()
+        except BaseException:
+            self.kill_group()
+            self._process.wait()
+            self._close_pipes()
+            raise
         self._loop.add_reader(self._stderr, self._listen)
-        threading.Thread(
-            target=self._watch, name="kernels_async-child", daemon=True
-        ).start()
 
     @property
     def returncode(self) -> int | None:

@@ -233,6 +233,27 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(
     assert store.read(KEY) is not None
 
 
+def test_a_damaged_entry_that_nobody_read_is_replaced(store: Store) -> None:
+    """Its damage is seen when the new one is about to appear."""
+    path = publish(store).path
+    path.write_bytes(b"torn")
+
+    assert publish(store).bytes == OUTPUT.data == path.read_bytes()
+    assert store.read(KEY) is not None
+
+
+@pytest.mark.parametrize("limit", ["LARGEST_OUTPUT", "LARGEST_RECORD"])
+def test_what_is_too_large_to_be_read_again_is_not_published(
+    store: Store, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """An entry beyond the limits would be a miss each time."""
+    monkeypatch.setattr(f"kernels_async._store.{limit}", 5)
+
+    with pytest.raises(OSError, match="more than it keeps"):
+        publish(store)
+    assert not store.root.exists()
+
+
 @contextlib.contextmanager
 def as_nobody() -> Iterator[Path]:
     """Be a user who may not write anywhere else, in a folder of its own."""
@@ -263,6 +284,20 @@ def test_a_directory_that_cannot_be_written_is_an_os_error() -> None:
         for path in [store.root, *store.root.rglob("*")]:
             if path.is_dir():
                 path.chmod(0o700)
+
+
+def test_links_of_the_users_own_lead_to_the_directory(tmp_path: Path) -> None:
+    """A cache often lies on another disk; but not at the end of a loop."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "to-disk").symlink_to(tmp_path / "disk")
+    (tmp_path / "link").symlink_to("./to-disk/../to-disk/cache")
+    store = Store(tmp_path / "link", "kernel.cubin")
+    publish(Store(tmp_path / "disk" / "cache", "kernel.cubin"))
+    assert store.read(KEY) is not None
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(OSError, match="too many links"):
+        Store(tmp_path / "loop", "kernel.cubin").read(KEY)
 
 
 @pytest.mark.parametrize("name", ["ünï dir 日本", "a b", "x" * 200])

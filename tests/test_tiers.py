@@ -18,7 +18,7 @@ from kernels_async._artifact import Output
 from kernels_async._files import Files
 from kernels_async._record import Seal, chosen_key
 from kernels_async._store import Store
-from kernels_async._tiers import Place, TieredStore
+from kernels_async._tiers import Place, TieredStore, _Trouble
 from tests.bars.injection import ENTRIES, Failing, fork
 
 KEY = "ab" + "c" * 62
@@ -135,6 +135,33 @@ def test_a_disk_with_room_again_is_written_again(
 
     assert tiers.keep(KEY, ENTRIES, OUTPUT).path.is_relative_to(tmp_path / "store")
     assert tiers.keep(OTHER, ENTRIES, OUTPUT).path.is_relative_to(tmp_path / "store")
+
+
+def test_a_new_fault_is_tried_again_as_soon_as_the_first_one(
+    tiers: TieredStore, disk: Full, clock: Clock
+) -> None:
+    """What is over has no part in it."""
+    for wait in (1, 2):
+        tiers.keep(KEY, ENTRIES, OUTPUT)
+        clock.now += wait
+    disk.is_full = False
+    tiers.keep(KEY, ENTRIES, OUTPUT)
+    disk.is_full, tried = True, disk.tried
+    tiers.keep(OTHER, ENTRIES, OUTPUT)
+    clock.now += 1
+    tiers.keep(OTHER, ENTRIES, OUTPUT)
+
+    assert disk.tried == tried + 2
+
+
+def test_what_fails_in_many_threads_at_once_has_failed_once(clock: Clock) -> None:
+    """Else a burst of kernels would put off the next try for a minute."""
+    trouble = _Trouble(clock)
+    for _ in range(10):
+        trouble.put_off()
+    clock.now += 1
+
+    assert not trouble.is_recent()
 
 
 def test_another_cause_is_told_and_the_same_one_after_an_hour(
@@ -325,6 +352,13 @@ def test_caches_with_different_keys_share_a_directory(tmp_path: Path) -> None:
         assert found is not None
         assert found.bytes == b"%d" % number
     assert len(list((tmp_path / "store").glob("v1*"))) == 3
+
+
+def test_the_name_of_a_key_tells_nothing_of_the_key_that_seals() -> None:
+    """Each purpose has a key of its own."""
+    seal = Seal(b"key")
+    assert seal._key is not None
+    assert seal.namespace.removeprefix("v1-") not in seal._key.hex()
 
 
 def test_the_key_of_a_shared_cache_is_an_argument_or_of_the_environment(

@@ -19,7 +19,7 @@ from kernels_async._staging import staging_name
 from kernels_async._store import ASIDE_MOST, Store
 from kernels_async._tiers import Place, TieredStore
 from kernels_async._upkeep import clear, prune, sweep_staging, verify
-from tests.bars.injection import ENTRIES, fork, scratch
+from tests.bars.injection import ENTRIES, fork, scratch, start
 
 HOUR = 3600.0
 
@@ -136,8 +136,9 @@ def test_a_clock_that_was_set_makes_no_entry_immortal_and_evicts_none(
 
     assert [path.exists() for path in paths] == [False, False, True, True]
     assert all(path.parent.stat().st_mtime <= time.time() for path in paths[2:])
+    os.utime(paths[3].parent, (time.time() + years * HOUR, time.time() + years * HOUR))
     assert store.read(key(3)) is not None
-    assert abs(paths[3].parent.stat().st_mtime - time.time()) < HOUR
+    assert abs(paths[3].parent.stat().st_mtime - time.time()) < HOUR / 2
 
 
 def test_a_cache_with_a_limit_stays_below_it(tmp_path: Path) -> None:
@@ -229,8 +230,10 @@ def test_only_a_few_damaged_entries_are_kept_aside(
     torn = {path.read_bytes() for path in (store.root / "aside").rglob("kernel.cubin")}
 
     assert torn == {b"torn %d" % number for number in range(4, ASIDE_MOST + 4)}
+    left = plant(store, dead_name(store.root.parent), HOUR)
     clear(store)
     assert list((store.root / "aside").iterdir()) == []
+    assert not left.exists()
 
 
 def test_clearing_leaves_the_entries_of_other_keys(store: Store) -> None:
@@ -290,6 +293,21 @@ def test_staging_of_dead_processes_is_swept_and_that_of_slow_ones_kept(
     ]
     assert sweep_staging(store) == 4
     assert [path.exists() for path in [*swept, *kept]] == [False] * 4 + [True] * 4
+
+
+def test_a_process_that_ended_and_was_not_waited_for_is_dead(
+    store: Store, tmp_path: Path
+) -> None:
+    """It still has its number."""
+    fill(store, 1)
+    file = tmp_path / "name"
+    child = start(lambda: file.write_text(staging_name()))
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    left = plant(store, file.read_text(), HOUR)
+    sweep_staging(store)
+    os.waitpid(child, 0)
+
+    assert not left.exists()
 
 
 def test_publishing_sweeps_what_others_left(store: Store, tmp_path: Path) -> None:

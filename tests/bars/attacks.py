@@ -96,6 +96,13 @@ class Scene:
         assert not lock.is_held
         self.use()
 
+    def has_no_lock(self) -> None:
+        """The lock file is not opened for locking, and everybody compiles."""
+        lock = KeyLocks(self.root).try_acquire(self.key)
+        assert lock is not None
+        assert not lock.is_held, "a planted lock file is locked"
+        self.use()
+
     def misses(self) -> None:
         """The entry is not loaded, and is replaced."""
         assert self.store.read(self.key) is None
@@ -221,13 +228,20 @@ def loosened(
 def owned(
     what: str, expect: Callable[[Scene], object], path: Callable[[Scene], Path]
 ) -> Attack:
-    """An attack by another user who owns it."""
-    return Attack(
-        f"{what} belongs to another",
-        lambda scene: os.chown(path(scene), 1234, 1234),
-        expect,
-        by_root=True,
-    )
+    """An attack by another user who owns it, and lets all read it."""
+
+    def prepare(scene: Scene) -> None:
+        target = path(scene)
+        target.chmod(0o755 if target.is_dir() else 0o644)
+        os.chown(target, 1234, 1234)
+
+    return Attack(f"{what} belongs to another", prepare, expect, by_root=True)
+
+
+def respaced(scene: Scene) -> None:
+    """Write a record that says the same in other bytes."""
+    path = scene.entry / RECORD
+    path.write_text(json.dumps(json.loads(path.read_bytes()), indent=1))
 
 
 def sealed(record: Any, key: bytes | None = None) -> bytes:
@@ -443,16 +457,19 @@ def attacks() -> list[Attack]:
         *replaced("an entry", folders, Scene.misses, lambda s: s.entry),
         *replaced("the staging directory", folders, Scene.use, lambda s: s.root / "tmp"),
         *replaced("the directory aside", folders, Scene.use, lambda s: s.root / "aside"),
-        *replaced("the lock file", files, Scene.use, lambda s: s.root / "locks"),
+        *replaced("the lock file", files, Scene.has_no_lock, lambda s: s.root / "locks"),
         *replaced("the kernel", files, Scene.misses, lambda s: s.entry / kernel),
         *replaced("the record", files, Scene.misses, lambda s: s.entry / RECORD),
         *loosened("the kernel", [0o666, 0o620], Scene.misses, lambda s: s.entry / kernel),
         *loosened("the record", [0o666, 0o602], Scene.misses, lambda s: s.entry / RECORD),
         *loosened("an entry", [0o777, 0o720], Scene.misses, lambda s: s.entry),
         *loosened("a directory of entries", [0o777], Scene.refuses_or_misses, lambda s: s.entry.parent),
+        owned("an entry", Scene.refuses_or_misses, lambda s: s.entry),
+        owned("a directory of entries", Scene.refuses_or_misses, lambda s: s.entry.parent),
+        Attack("the record is spaced otherwise", respaced, Scene.misses),
         owned("the kernel", Scene.refuses_or_misses, lambda s: s.entry / kernel),
         owned("the record", Scene.refuses_or_misses, lambda s: s.entry / RECORD),
-        owned("the lock file", Scene.use, lambda s: s.root / "locks"),
+        owned("the lock file", Scene.has_no_lock, lambda s: s.root / "locks"),
         huge(kernel),
         huge(RECORD),
         forged("a field more", version=2),

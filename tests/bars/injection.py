@@ -9,6 +9,7 @@ import random
 import signal
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from kernels_async._files import Files
 
 ENTRIES = {"symbol": "k<int>", "target": "sm_90", "toolchain": "nvrtc 13.5"}
 OPERATIONS = [name for name in vars(Files) if not name.startswith("_")]
+CHILD_SECONDS = 120
 MOMENTS = ("before", "half", "after")
 
 
@@ -149,12 +151,19 @@ def fork(run: Callable[[], object]) -> int:
 
 
 def start(run: Callable[[], object]) -> int:
-    """Run it in a child, which exits with 0, or tells what it raised; its process number."""
-    child = os.fork()
+    """Run it in a child, which exits with 0, or tells what it raised; its process number.
+
+    A child that hangs is killed by its alarm.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
     if child:
         return child
     status = 1
     try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CHILD_SECONDS)
         run()
         status = 0
     except BaseException:  # noqa: BLE001 - its parent sees the status
