@@ -16,7 +16,7 @@ from typing import Any
 
 from kernels_async import Artifact, Compiler
 from tests.processes import children
-from tests.soak.faults import Injector, Place, adopt_orphans, is_zombie, kill
+from tests.soak.faults import Injector, Place, adopt_orphans, has_a_leader, is_zombie, kill
 from tests.soak.workload import KNOWN, fingerprint, good
 
 ROOT = Path(__file__).parents[2]
@@ -204,6 +204,8 @@ class Soak:
             if is_zombie(process):
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process, os.WNOHANG)
+            elif has_a_leader(process):
+                self._orphans.pop(process, None)
             elif now - self._orphans.setdefault(process, now) > ORPHAN_SECONDS:
                 command = Path(f"/proc/{process}/cmdline").read_bytes()
                 print(f"leaked: {process} {command[:100]!r}", file=sys.stderr)

@@ -197,12 +197,9 @@ class Session:
             (2, self.clone),
             (1, self.trim),
             (1, self.fork),
+            (4, self.get_from_a_thread),
+            (1, self.keep_up),
         ]
-        if hasattr(kernels, "from_thread"):
-            self.acts.append((4, self.get_from_a_thread))
-        for upkeep in ("clear", "prune", "verify", "sweep"):
-            if hasattr(compiler, upkeep):
-                self.acts.append((1, lambda name=upkeep: self.keep_up(name)))  # type: ignore[misc]
 
     async def client(self) -> None:
         """Do one thing after another until the session ends."""
@@ -266,9 +263,10 @@ class Session:
 
     async def get_from_a_thread(self) -> None:
         number = known(self.chance)
-        call: Any = self.kernels.from_thread
         try:
-            kernel = await asyncio.to_thread(lambda: call(*good(number), timeout=60))
+            kernel = await asyncio.to_thread(
+                lambda: self.kernels.from_thread(*good(number), timeout=60)
+            )
             self.check(kernel, number)
         except ClosedError:
             raise
@@ -378,10 +376,17 @@ class Session:
     async def trim(self) -> None:
         self.server.faults["workers trimmed"] += await self.kernels.compiler.trim()
 
-    async def keep_up(self, name: str) -> None:
-        call: Any = getattr(self.compiler, name)
-        self.server.faults[name] += 1
-        await (call(4_000_000) if name == "prune" else call())
+    async def keep_up(self) -> None:
+        match self.chance.randrange(4):
+            case 0:
+                await self.compiler.prune(2_000_000)
+                self.server.faults["pruned"] += 1
+            case 1:
+                await self.compiler.verify()
+                self.server.faults["verified"] += 1
+            case 2:
+                await self.compiler.clear()
+                self.server.faults["cleared"] += 1
 
     async def fork(self) -> None:
         """A child that has the cache, and only ends."""
