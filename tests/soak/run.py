@@ -142,6 +142,8 @@ class Soak:
                 elif left := os.listdir(temporary):
                     print(f"left by a server: {left}", file=sys.stderr)
                     self.counts.leaked["folders"] += len(left)
+            if "are left" in text:
+                print(text[-3000:], file=sys.stderr)
             if "Traceback" in text or "never retrieved" in text:
                 self.counts.wrong.append(f"a server said: {text[-3000:]}")
 

@@ -157,6 +157,7 @@ class Server:
             self._baseline = found | {"processes": 0, "folders": 0}
         for kind, count in found.items():
             if (more := count - self._baseline[kind]) > 0:
+                print(f"{more} {kind} are left: {_what(kind)}", file=sys.stderr)
                 self.leaked[kind] += more
                 self._baseline[kind] = count
 
@@ -170,6 +171,16 @@ def left() -> dict[str, int]:
         "tasks": len(asyncio.all_tasks()),
         "folders": len(os.listdir(tempfile.gettempdir())),
     }
+
+
+def _what(kind: str) -> object:
+    if kind == "folders":
+        return os.listdir(tempfile.gettempdir())
+    if kind == "threads":
+        return threading.enumerate()
+    if kind == "tasks":
+        return asyncio.all_tasks()
+    return None
 
 
 class Session:
