@@ -389,16 +389,18 @@ class Session:
         self.server.faults["workers trimmed"] += await self.kernels.compiler.trim()
 
     async def keep_up(self) -> None:
-        match self.chance.randrange(4):
-            case 0:
-                await self.compiler.prune(2_000_000)
-                self.server.faults["pruned"] += 1
-            case 1:
-                await self.compiler.verify()
-                self.server.faults["verified"] += 1
-            case 2:
-                await self.compiler.clear()
-                self.server.faults["cleared"] += 1
+        compiler = self.compiler
+        works: dict[str, Callable[[], Awaitable[object]]] = {
+            "pruned": lambda: compiler.prune(2_000_000),
+            "verified": compiler.verify,
+            "cleared": compiler.clear,
+        }
+        done, work = self.chance.choice(list(works.items()))
+        try:
+            await work()
+            self.server.faults[done] += 1
+        except OSError as error:  # it may be read-only, and whoever keeps it up is told
+            self.server.failures[type(error).__name__] += 1
 
     async def fork(self) -> None:
         """A child that has the cache, and only ends."""
