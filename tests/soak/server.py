@@ -167,10 +167,15 @@ def left() -> dict[str, int]:
     return {
         "processes": len(children()),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": sum("AnyIO" not in thread.name for thread in threading.enumerate()),
+        "threads": sum(not _pooled(thread) for thread in threading.enumerate()),
         "tasks": len(asyncio.all_tasks()),
         "folders": len(os.listdir(tempfile.gettempdir())),
     }
+
+
+def _pooled(thread: threading.Thread) -> bool:
+    """Whether it is one of the threads that anyio and asyncio keep for a while."""
+    return thread.name.startswith(("AnyIO", "asyncio_"))
 
 
 def _what(kind: str) -> object:
