@@ -17,7 +17,7 @@ from typing import Any
 from kernels_async import Artifact, Compiler
 from tests.processes import children
 from tests.soak.faults import Injector, Place, adopt_orphans, has_a_leader, is_zombie, kill
-from tests.soak.workload import KNOWN, fingerprint, good
+from tests.soak.workload import KNOWN, fingerprint, good, left_in
 
 ROOT = Path(__file__).parents[2]
 ORPHAN_SECONDS = 2.0
@@ -139,7 +139,7 @@ class Soak:
             if server.pid not in injector.killed:
                 if code != 0:
                     self.counts.wrong.append(f"a server ended with {code}: {text[-3000:]}")
-                elif left := os.listdir(temporary):
+                elif left := left_in(temporary):
                     print(f"left by a server: {left}", file=sys.stderr)
                     self.counts.leaked["folders"] += len(left)
             if "are left" in text:

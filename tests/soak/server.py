@@ -41,6 +41,7 @@ from tests.soak.workload import (
     good,
     is_right,
     known,
+    left_in,
 )
 
 DEADLINE = 90.0
@@ -169,7 +170,7 @@ def left() -> dict[str, int]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": sum(not _pooled(thread) for thread in threading.enumerate()),
         "tasks": len(asyncio.all_tasks()),
-        "folders": len(os.listdir(tempfile.gettempdir())),
+        "folders": len(left_in(tempfile.gettempdir())),
     }
 
 
@@ -180,7 +181,7 @@ def _pooled(thread: threading.Thread) -> bool:
 
 def _what(kind: str) -> object:
     if kind == "folders":
-        return os.listdir(tempfile.gettempdir())
+        return left_in(tempfile.gettempdir())
     if kind == "threads":
         return threading.enumerate()
     if kind == "tasks":
