@@ -6,7 +6,7 @@ import pytest
 
 from tests.model.machine import run
 
-STEPS = 15_000
+STEPS = 10_000
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import gc
 import logging
 import re
@@ -41,6 +42,7 @@ from kernels_async import (
     Kernels,
     KeyedKernels,
     LoadError,
+    OverloadedError,
     Pending,
     ReentryError,
     Source,
@@ -118,8 +120,11 @@ class FakeDevice:
 class Opened:
     """One cache and what the model knows of it."""
 
-    def __init__(self, number: int, kernels: Kernels, device: FakeDevice) -> None:
+    def __init__(
+        self, number: int, kernels: Kernels, device: FakeDevice, limit: int | None
+    ) -> None:
         self.number = number
+        self.limit = limit
         self.kernels = kernels
         self.device = device
         self.keyed: KeyedKernels[int] = kernels.keyed()
@@ -158,6 +163,7 @@ class Waiter:
         self.cancelled = False
 
 
+@functools.cache
 def source(number: int) -> Source:
     """The source of an artifact."""
     return Source(f"__global__ void k{number}() {{}}\n")
@@ -193,7 +199,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.log = _Log()
         self.compiler = Compiler("cpu", cache_dir=self.folder, workers=64)
         self.open_compiler()
-        self.cache = self.open_cache(False)
+        self.cache = self.open_cache(False, None)
 
     # --- parts
 
@@ -207,16 +213,16 @@ class CacheMachine(RuleBasedStateMachine):
 
         self.loop.call(swap())
 
-    def open_cache(self, entered: bool) -> Opened:
+    def open_cache(self, entered: bool, limit: int | None) -> Opened:
         """An empty cache, which opens now or when it is first used."""
         self.caches += 1
         device = FakeDevice(self.loads, self.caches)
 
         async def make() -> Kernels:
-            kernels = Kernels(self.compiler, device)
+            kernels = Kernels(self.compiler, device, max_outstanding=limit)
             return await kernels.__aenter__() if entered else kernels
 
-        return Opened(self.caches, self.loop.call(make()), device)
+        return Opened(self.caches, self.loop.call(make()), device, limit)
 
     async def compile(self, key: str, job: Job) -> Output:
         """What a worker does, until a rule ends it."""
@@ -296,6 +302,10 @@ class CacheMachine(RuleBasedStateMachine):
                 pending = self.cache.kernels.request(*self.request_pair(number, spelling))
         except ClosedError:
             assert self.cache.closing
+            return
+        except OverloadedError:
+            assert number not in self.cache.pendings
+            assert self.is_full()
             return
         assert self.cache.pendings.setdefault(number, pending) is pending
         self.checked = False
@@ -454,7 +464,7 @@ class CacheMachine(RuleBasedStateMachine):
     def close_or_reopen(self, what: int, entered: bool) -> None:
         """Close the cache, or its compiler, in the middle of everything; open another."""
         if self.cache.closing:
-            self.reopen(entered)
+            self.reopen(entered, 1 + what % 4 if what < 12 else None)
         elif what == 0:
             self.loop.call(self.cache.kernels.__aenter__())
             self.cache.closing = self.cache.closed = True
@@ -465,13 +475,13 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.closing = True
             self.start("close", None, self.cache.close())
 
-    def reopen(self, entered: bool) -> None:
+    def reopen(self, entered: bool, limit: int | None) -> None:
         """Another cache over the same compiler; its reporter is to be installed again."""
         self.loop.settle()
         self.check()
         if self.cache.closed:
             self.reporter = "none"
-            self.cache = self.open_cache(entered)
+            self.cache = self.open_cache(entered, limit)
 
     # --- what must hold
 
@@ -484,6 +494,15 @@ class CacheMachine(RuleBasedStateMachine):
         if self.loop.idle:
             self.check_idle()
             self.now += 1
+
+    def is_full(self) -> bool:
+        """Whether there may be as many requests that are not loaded as are admitted."""
+        limit = self.cache.limit
+        if limit is None or self.loads.calls or self.reports.calls or not self.loop.idle:
+            return limit is not None
+        known = {n for n, pending in self.cache.pendings.items() if not pending.built()}
+        asked = {call.asked for call in self.compiles.calls}
+        return len(known | asked) >= limit
 
     def settle_accounts(self) -> None:
         """Each waiter that is done got what is its own."""
@@ -522,6 +541,9 @@ class CacheMachine(RuleBasedStateMachine):
             assert waiter.cache.closing, f"{waiter.kind} was told {error!r}"
         elif isinstance(error, DeviceMismatchError):
             assert waiter.kind == "mismatch"
+        elif isinstance(error, OverloadedError):
+            assert waiter.kind in ("get", "mismatch")
+            assert waiter.cache.limit is not None
         else:
             self.check_fault(waiter, error)
 
@@ -552,6 +574,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert cache.kernels.loaded(*self.request_pair(0)) is None
             return
         outstanding = [0, 0]
+        unbuilt = sum(pending.built() is None for pending in cache.pendings.values())
+        assert cache.limit is None or unbuilt <= cache.limit
         for number in range(ARTIFACTS):
             kernel = cache.kernels.loaded(*self.request_pair(number))
             if kernel is not None:
@@ -661,6 +685,16 @@ def run(steps: int, number: int | None = None) -> int:
     machine = type("CacheMachine", (CacheMachine,), {})
     if number is not None:
         machine = seed(number)(machine)
+    gc.collect()
+    gc.freeze()
+    try:
+        _run(machine, examples)
+    finally:
+        gc.unfreeze()
+    return examples * STEPS
+
+
+def _run(machine: type[CacheMachine], examples: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -672,4 +706,3 @@ def run(steps: int, number: int | None = None) -> int:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    return examples * STEPS

@@ -21,7 +21,10 @@ def main() -> int:
     counts = asyncio.run(soak(chosen.minutes * 60, chosen.seed, chosen.processes))
     for what in (*counts.wrong, *counts.hung):
         print(what)
-    print(f"{counts.servers} servers; failures that were told {dict(counts.failures)}")
+    print(
+        f"{counts.servers} servers; failures that were told {dict(counts.failures)}; "
+        f"left {dict(counts.leaked)}"
+    )
     print(counts.summary())
     return 0 if counts.good else 1
 

@@ -217,6 +217,15 @@ def _command(process: int) -> str:
     return ""
 
 
+def has_a_leader(process: int) -> bool:
+    """Whether the worker that it works for lives: a process's group is its worker's."""
+    try:
+        leader = os.getpgid(process)
+    except ProcessLookupError:
+        return True
+    return leader != process and not is_zombie(leader) and Path(f"/proc/{leader}").exists()
+
+
 def is_zombie(process: int) -> bool:
     """Whether a process has ended and waits to be reaped."""
     with contextlib.suppress(OSError):

@@ -16,8 +16,8 @@ from typing import Any
 
 from kernels_async import Artifact, Compiler
 from tests.processes import children
-from tests.soak.faults import Injector, Place, adopt_orphans, is_zombie, kill
-from tests.soak.workload import KNOWN, fingerprint, good
+from tests.soak.faults import Injector, Place, adopt_orphans, has_a_leader, is_zombie, kill
+from tests.soak.workload import KNOWN, fingerprint, good, left_in
 
 ROOT = Path(__file__).parents[2]
 ORPHAN_SECONDS = 2.0
@@ -139,9 +139,11 @@ class Soak:
             if server.pid not in injector.killed:
                 if code != 0:
                     self.counts.wrong.append(f"a server ended with {code}: {text[-3000:]}")
-                elif left := os.listdir(temporary):
+                elif left := left_in(temporary):
                     print(f"left by a server: {left}", file=sys.stderr)
                     self.counts.leaked["folders"] += len(left)
+            if "are left" in text:
+                print(text[-3000:], file=sys.stderr)
             if "Traceback" in text or "never retrieved" in text:
                 self.counts.wrong.append(f"a server said: {text[-3000:]}")
 
@@ -204,6 +206,8 @@ class Soak:
             if is_zombie(process):
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process, os.WNOHANG)
+            elif has_a_leader(process):
+                self._orphans.pop(process, None)
             elif now - self._orphans.setdefault(process, now) > ORPHAN_SECONDS:
                 command = Path(f"/proc/{process}/cmdline").read_bytes()
                 print(f"leaked: {process} {command[:100]!r}", file=sys.stderr)

@@ -25,6 +25,7 @@ from kernels_async import (
     Artifact,
     BuildError,
     ClosedError,
+    CompileError,
     Compiler,
     Kernel,
     Kernels,
@@ -40,6 +41,7 @@ from tests.soak.workload import (
     good,
     is_right,
     known,
+    left_in,
 )
 
 DEADLINE = 90.0
@@ -156,6 +158,7 @@ class Server:
             self._baseline = found | {"processes": 0, "folders": 0}
         for kind, count in found.items():
             if (more := count - self._baseline[kind]) > 0:
+                print(f"{more} {kind} are left: {_what(kind)}", file=sys.stderr)
                 self.leaked[kind] += more
                 self._baseline[kind] = count
 
@@ -165,10 +168,25 @@ def left() -> dict[str, int]:
     return {
         "processes": len(children()),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": sum("AnyIO" not in thread.name for thread in threading.enumerate()),
+        "threads": sum(not _pooled(thread) for thread in threading.enumerate()),
         "tasks": len(asyncio.all_tasks()),
-        "folders": len(os.listdir(tempfile.gettempdir())),
+        "folders": len(left_in(tempfile.gettempdir())),
     }
+
+
+def _pooled(thread: threading.Thread) -> bool:
+    """Whether it is one of the threads that anyio and asyncio keep for a while."""
+    return thread.name.startswith(("AnyIO", "asyncio_"))
+
+
+def _what(kind: str) -> object:
+    if kind == "folders":
+        return left_in(tempfile.gettempdir())
+    if kind == "threads":
+        return threading.enumerate()
+    if kind == "tasks":
+        return asyncio.all_tasks()
+    return None
 
 
 class Session:
@@ -197,12 +215,9 @@ class Session:
             (2, self.clone),
             (1, self.trim),
             (1, self.fork),
+            (4, self.get_from_a_thread),
+            (1, self.keep_up),
         ]
-        if hasattr(kernels, "from_thread"):
-            self.acts.append((4, self.get_from_a_thread))
-        for upkeep in ("clear", "prune", "verify", "sweep"):
-            if hasattr(compiler, upkeep):
-                self.acts.append((1, lambda name=upkeep: self.keep_up(name)))  # type: ignore[misc]
 
     async def client(self) -> None:
         """Do one thing after another until the session ends."""
@@ -239,7 +254,7 @@ class Session:
             for each in error.exceptions:
                 self.excuse(each, None)
             return
-        killed = kind == "CompileError" and ("Killed" in str(error) or not str(error))
+        killed = isinstance(error, CompileError) and _of_a_killed_compiler(error)
         if not killed and kind not in EXCUSED:
             raise error
         self.server.failures[kind] += 1
@@ -266,9 +281,10 @@ class Session:
 
     async def get_from_a_thread(self) -> None:
         number = known(self.chance)
-        call: Any = self.kernels.from_thread
         try:
-            kernel = await asyncio.to_thread(lambda: call(*good(number), timeout=60))
+            kernel = await asyncio.to_thread(
+                lambda: self.kernels.from_thread(*good(number), timeout=60)
+            )
             self.check(kernel, number)
         except ClosedError:
             raise
@@ -378,10 +394,19 @@ class Session:
     async def trim(self) -> None:
         self.server.faults["workers trimmed"] += await self.kernels.compiler.trim()
 
-    async def keep_up(self, name: str) -> None:
-        call: Any = getattr(self.compiler, name)
-        self.server.faults[name] += 1
-        await (call(4_000_000) if name == "prune" else call())
+    async def keep_up(self) -> None:
+        compiler = self.compiler
+        works: dict[str, Callable[[], Awaitable[object]]] = {
+            "pruned": lambda: compiler.prune(2_000_000),
+            "verified": compiler.verify,
+            "cleared": compiler.clear,
+        }
+        done, work = self.chance.choice(list(works.items()))
+        try:
+            await work()
+            self.server.faults[done] += 1
+        except OSError as error:  # it may be read-only, and whoever keeps it up is told
+            self.server.failures[type(error).__name__] += 1
 
     async def fork(self) -> None:
         """A child that has the cache, and only ends."""
@@ -391,6 +416,11 @@ class Session:
             os._exit(0)
         self.server.faults["forks"] += 1
         await asyncio.to_thread(os.waitpid, child, 0)
+
+
+def _of_a_killed_compiler(error: CompileError) -> bool:
+    """Whether it has nothing against the source: the host's compiler was killed."""
+    return "Killed" in str(error) or str(error) in ("", "the kernel does not link: ")
 
 
 async def main(cache_dir: str, seed: int) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
@@ -41,6 +44,11 @@ def is_right(kernel: Kernel, number: int) -> bool:
     kernel((4,), (32,), (x, y, np.int32(100)))
     wanted = x.astype(np.int64) * number + x
     return bool((y == wanted.astype(np.int32)).all())
+
+
+def left_in(folder: str | Path) -> list[str]:
+    """What is in a temporary directory, but for the user's own folder of locks."""
+    return [n for n in os.listdir(folder) if not re.fullmatch(r"kernels_async-\d+", n)]
 
 
 def fingerprint(artifact: Artifact) -> str:
