@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from typing import Any
 
@@ -120,7 +121,8 @@ class Cache:
         """The kernel if it is loaded; never waits."""
         found = self.batch.by_pair.get((source, specialization))
         if found is None and self._ended is None:
-            found = self.batch.find(self.compiler.key(source, specialization))
+            with contextlib.suppress(ClosedError):  # a compiler that is not open
+                found = self.batch.find(self.compiler.key(source, specialization))
         return None if found is None else found.kernel
 
     async def get(

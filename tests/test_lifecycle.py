@@ -357,6 +357,9 @@ async def test_loaded_of_a_closed_cache_is_none() -> None:
         assert kernels.loaded(SOURCE, "add<1>") is not None
     assert kernels.loaded(SOURCE, "add<1>") is None
     assert kernels.loaded(SOURCE, "add<2>") is None
+    async with kernels.compiler:
+        never_opened = Kernels(kernels.compiler)
+    assert never_opened.loaded(SOURCE, "add<1>") is None
 
 
 async def test_a_request_that_is_no_pair_starts_nothing() -> None:

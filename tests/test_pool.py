@@ -31,7 +31,7 @@ from kernels_async import (
 )
 from tests.bars.pool import SEGV_OPTION, parentheses
 from tests.fake_worker import FAULTS, HARMLESS, FakeWorker
-from tests.processes import CPU_SLOW, GOOD, SLOW, at_work, children, until
+from tests.processes import CPU_SLOW, GOOD, SLOW, at_work, children, is_alive, until
 
 UNROLLED = SLOW.replace("r < 250", "r < 4")
 """Some seconds less than for ever."""
@@ -179,6 +179,23 @@ async def test_what_a_compilers_children_hold_counts(tmp_path: Path) -> None:
         alone = int(Path(f"/proc/{worker}/statm").read_text().split()[1]) * 4096
         assert _machine.resident_bytes(worker) > alone + (60 << 20)
         task.cancel()
+
+
+@pytest.mark.parametrize("victim", ["driver", "compiler proper"])
+async def test_a_killed_compiler_of_the_host_is_a_crash_and_leaves_nothing(
+    victim: str,
+) -> None:
+    """Not an error of the source; what the driver had started does not go on."""
+    async with Compiler("cpu", workers=1) as compiler:
+        task = asyncio.create_task(compiler.compile(CPU_SLOW, "slow"))
+        (worker,) = await until(lambda: at_work(compiler))
+        (driver,) = await until(lambda: children(worker))
+        (proper,) = await until(lambda: children(driver))
+        os.kill(driver if victim == "driver" else proper, signal.SIGKILL)
+        with pytest.raises(WorkerCrashed, match=r"'slow' of kernel\.cu died, by SIGKILL"):
+            await task
+        await until(lambda: not any(map(is_alive, (worker, driver, proper))))
+        assert isinstance(await compiler.compile(GOOD, "good<1>"), Artifact)
 
 
 async def test_a_request_that_killed_two_workers_is_refused(

@@ -7,14 +7,16 @@ there is no GPU; it promises right numbers, not speed.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from .._artifact import Output
 from .._diagnostics import Diagnostic, Severity, printable, summarize
@@ -158,7 +160,7 @@ class CpuToolchain:
     def _run(
         self, arguments: Sequence[str], folder: Path
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        result = subprocess.run(
             [*self.command, *arguments],
             cwd=folder,
             env={**os.environ, "LC_ALL": "C"},
@@ -168,6 +170,22 @@ class CpuToolchain:
             errors="backslashreplace",
             check=False,
         )
+        number = _gnu_log.killed_by(result.returncode, result.stderr)
+        if number is not None and not _gnu_log.out_of_memory(result.stderr):
+            _die_as(number, result.stderr)
+        return result
+
+
+def _die_as(number: int, text: str) -> NoReturn:
+    """End this worker as its compiler ended: that was a crash, and no word on the source.
+
+    What the compiler had started goes with the worker's process group.
+    """
+    os.write(2, text.encode(errors="backslashreplace"))
+    with contextlib.suppress(OSError):  # SIGKILL has no handler
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(1)
 
 
 def _write(path: Path, text: str) -> None:

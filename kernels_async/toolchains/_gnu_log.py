@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 from .._diagnostics import Diagnostic, Severity, printable
 
@@ -24,6 +25,25 @@ _OUT_OF_MEMORY = re.compile(
     r"|terminate called after throwing an instance of 'std::bad_alloc')",
     re.MULTILINE,
 )
+
+_KILLED = re.compile(
+    r"error: (?P<name>[A-Z][\w -]+?) signal terminated program"
+    r"|terminated with signal (?P<number>\d+)"
+    r"|unable to execute command: (?P<clang>[A-Z][\w -]+)"
+)
+_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
+
+
+def killed_by(returncode: int, text: str) -> int | None:
+    """The signal that ended a compiler, or the part of it that its driver tells of."""
+    if returncode < 0:
+        return -returncode
+    found = _KILLED.search(text) if returncode else None
+    if found is None:
+        return None
+    if found["number"]:
+        return int(found["number"])
+    return _SIGNALS.get(found["name"] or found["clang"])
 
 
 def out_of_memory(text: str) -> bool:

@@ -23,6 +23,11 @@ _NULL = "/dev/null"
 
 
 def find_compiler() -> tuple[str, ...]:
+    """The command line of `$CXX`, else of the first compiler that is installed.
+
+    Raises:
+        ToolchainError: There is none.
+    """
     chosen = os.environ.get("CXX", "").split()
     if chosen:
         found = shutil.which(chosen[0])

@@ -25,7 +25,6 @@ from kernels_async import (
     Artifact,
     BuildError,
     ClosedError,
-    CompileError,
     Compiler,
     Kernel,
     Kernels,
@@ -254,8 +253,7 @@ class Session:
             for each in error.exceptions:
                 self.excuse(each, None)
             return
-        killed = isinstance(error, CompileError) and _of_a_killed_compiler(error)
-        if not killed and kind not in EXCUSED:
+        if kind not in EXCUSED:
             raise error
         self.server.failures[kind] += 1
         if kind == "QuarantinedError" and number is not None:
@@ -416,11 +414,6 @@ class Session:
             os._exit(0)
         self.server.faults["forks"] += 1
         await asyncio.to_thread(os.waitpid, child, 0)
-
-
-def _of_a_killed_compiler(error: CompileError) -> bool:
-    """Whether it has nothing against the source: the host's compiler was killed."""
-    return "Killed" in str(error) or str(error) in ("", "the kernel does not link: ")
 
 
 async def main(cache_dir: str, seed: int) -> None:
