@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVarTuple
@@ -42,6 +43,8 @@ class Scope:
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
+        self._numbers = itertools.count()
+        self._unstarted: dict[int, Coroutine[Any, Any, None]] = {}
 
     async def open(self) -> None:
         """Start the supervisor and wait until tasks can be started."""
@@ -67,7 +70,9 @@ class Scope:
         """
         if self._tasks is None or self._closing.is_set():
             raise ClosedError("the cache or its compiler is closed")
-        self._tasks.start_soon(self._run, function, arguments)
+        number = next(self._numbers)
+        work = self._unstarted[number] = self._run(number, function, arguments)
+        self._tasks.start_soon(lambda: work, name=function)
 
     async def aclose(self) -> None:
         """Cancel every task of this scope and wait until it has cleaned up."""
@@ -77,9 +82,11 @@ class Scope:
 
     async def _run(
         self,
+        number: int,
         function: Callable[[*Arguments], Coroutine[Any, Any, None]],
         arguments: tuple[*Arguments],
     ) -> None:
+        del self._unstarted[number]
         try:
             await function(*arguments)
         except Exception:
@@ -94,6 +101,8 @@ class Scope:
                 tasks.cancel_scope.cancel()
         finally:
             self._closing.set()
+            for never_awaited in self._unstarted.values():
+                never_awaited.close()
             try:
                 if self._clean_up is not None:
                     with anyio.CancelScope(shield=True):

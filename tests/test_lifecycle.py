@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import logging
 import os
 import pickle
@@ -424,3 +425,24 @@ async def test_an_error_that_cancels_is_the_reporters_own() -> None:
         with pytest.raises(ReporterError):
             await kernels.reporting(report).get(SOURCE, "add<1>")
         await kernels.reporting(None).get(SOURCE, "add<1>")
+
+
+@pytest.mark.filterwarnings("error")
+def test_work_that_is_cancelled_before_it_began_is_quiet(
+    recwarn: pytest.WarningsRecorder, warm_dir: Path
+) -> None:
+    """As by a program that cancels every task that there is."""
+
+    async def main() -> None:
+        kernels = await Kernels.open("cpu", cache_dir=warm_dir).__aenter__()
+        pending = kernels.request(SOURCE, "add<1>")
+        waiter = asyncio.ensure_future(pending)
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+
+    for _ in range(3):
+        asyncio.run(main())
+        gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []
