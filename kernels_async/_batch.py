@@ -72,7 +72,7 @@ class Batch:
     def claim(self, pending: Pending) -> Attempt:
         """The attempt at `pending`, for someone to wait for; it need not have begun."""
         if pending.attempt is None:
-            pending.attempt = Attempt(lambda: self._abandon(pending))
+            pending.attempt = Attempt(self, pending)
         return pending.attempt
 
     def take(self, pending: Pending) -> Attempt:
@@ -81,6 +81,11 @@ class Batch:
         self.building[pending.key] = pending
         pending.failed = False
         return self.claim(pending)
+
+    def attempts(self, *, requested: bool = False) -> list[Attempt]:
+        """Those at what is being built, or at what of it was asked for by `request`."""
+        wanted = [p for p in self.building.values() if p.requested or not requested]
+        return [p.attempt for p in wanted if p.attempt is not None]
 
     def waiting(self) -> list[Pending]:
         """Everything outstanding, in the order of asking."""
@@ -103,14 +108,14 @@ class Batch:
                 self._forget(pending)
         attempt.fail(error)
 
-    def _abandon(self, pending: Pending) -> None:
+    def abandon(self, pending: Pending) -> None:
         """Nobody waits for `pending` any more: drop it, if only they wanted it."""
         attempt = pending.attempt
         if attempt is not None and not pending.requested and not attempt.begun:
             self._end(pending)
             pending.failed = True
             self._forget(pending)
-            attempt.cancelling.cancel()
+            attempt.withdraw()
             attempt.fail(ClosedError("nobody waited for it any more"))
 
     def clear(self, error: Exception) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
@@ -12,7 +14,6 @@ from anyio import to_thread
 
 from ._batch import Batch
 from ._compiler import Compiler
-from ._digest import artifact_key
 from ._errors import (
     BuildError,
     ClosedError,
@@ -20,7 +21,9 @@ from ._errors import (
     SpecificationError,
     WrongLoopError,
 )
+from ._lane import Lane
 from ._loader import Loader
+from ._maker import Flight
 from ._outcome import Outcome
 from ._outside import disown_in_children, wait_from_thread
 from ._pending import Attempt, Pending
@@ -31,6 +34,7 @@ from ._specialization import Specialization, as_specialization
 from .devices import Device, Kernel, open_device
 
 _CLOSE_SECONDS = 1.0
+_LANE_WIDTH = 64
 
 
 class Cache:
@@ -60,10 +64,8 @@ class Cache:
         self.compiler = compiler
         self.batch = Batch(max_outstanding)
         self.reporting = Reporting(compiler)
-        self.loader: Loader | None = None
+        self._parts: _Parts | None = None
         self._wanted_device = device
-        self._device: Device | None = None
-        self._scope: Scope | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening: Outcome[None] | None = None
         self._building = anyio.Lock()
@@ -71,24 +73,23 @@ class Cache:
         self._ended: str | None = None
         disown_in_children(self)
 
-    async def _make(self, pending: Pending, attempt: Attempt, loader: Loader) -> None:
+    async def _make(self, made: tuple[Pending, Attempt, Flight]) -> None:
         """The path of one kernel, from its request to the settled `Pending`.
 
-        It runs as a task of the cache's scope: callers only wait for what it settles.
+        It runs in a task of the cache's scope, once its artifact is there: callers only
+        wait for what it settles.
         """
+        pending, attempt, flight = made
         try:
-            with attempt.cancelling:
-                # store.read, or else pool.compile and store.publish
-                attempt.flight = self.compiler._flight(
-                    pending.key, pending.entries, pending.source, pending.specialization
-                )
-                artifact = await attempt.flight.wait()
-                if not pending.reported:
-                    pending.reported = await self.reporting.report(artifact)
-                kernel = await loader.load(artifact)
-                self.batch.succeed(pending, attempt, kernel)
+            # store.read, or else pool.compile and store.publish: see `Maker`
+            artifact = await flight.wait()
+            if not pending.reported:
+                pending.reported = await self.reporting.report(artifact)
+            kernel = await self._open_parts().loader.load(artifact)
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
             self.batch.fail(pending, attempt, error)
+        else:
+            self.batch.succeed(pending, attempt, kernel)
 
     def pending(
         self, source: Source | str, specialization: Specialization | str
@@ -100,11 +101,8 @@ class Cache:
             return found
         self._refuse()
         source, specialization = as_source(source), as_specialization(specialization)
-        named = self.compiler.entries(source, specialization)
-        key = artifact_key(named)
-        return self.batch.add(
-            pair, key, lambda: Pending(self, key, named, source, specialization)
-        )
+        key = self.compiler.key(source, specialization)
+        return self.batch.add(pair, key, lambda: Pending(self, key, source, specialization))
 
     def request(
         self, source: Source | str, specialization: Specialization | str
@@ -132,16 +130,16 @@ class Cache:
         stream: Any = None,
     ) -> Kernel:
         """The kernel of that source and specialization, built alone if it is not loaded."""
-        loader = await self.ready(stream)
-        return await self.obtain(self.pending(source, specialization), loader)
+        await self.ready(stream)
+        return await self.obtain(self.pending(source, specialization))
 
-    async def obtain(self, pending: Pending, loader: Loader) -> Kernel:
+    async def obtain(self, pending: Pending) -> Kernel:
         """Build `pending` alone, if it is not loaded."""
         if pending.kernel is not None:
             return pending.kernel
         attempt = pending.attempt
         if attempt is None:
-            (attempt,) = self._start([pending], loader)
+            (attempt,) = self._start([pending])
         return await attempt.wait()
 
     def from_thread(
@@ -161,46 +159,58 @@ class Cache:
         """Build `pending` with everything outstanding, at the end of the loop's turn."""
         if pending.kernel is not None and stream is None:
             return pending.kernel
-        loader = await self.ready(stream)
+        await self.ready(stream)
         if pending.kernel is not None:
             return pending.kernel
         attempt = pending.attempt
         if attempt is None:
-            self._schedule(loader)
+            self._schedule()
             attempt = self.batch.claim(pending)
         return await attempt.wait()
 
     async def build(self, stream: Any = None) -> None:
         """Build everything outstanding in one batch, after the one that is active."""
-        loader = await self.ready(stream)
+        await self.ready(stream)
         async with self._building:
-            for active in [p.attempt for p in self.batch.building.values()]:
-                await _settled(active)
-            self._start(self.batch.waiting(), loader)
-            batch = [p.attempt for p in self.batch.building.values() if p.requested]
-            failures = [e for e in [await _settled(a) for a in batch] if e is not None]
+            for active in self.batch.attempts():
+                await active.error()
+            self._start(self.batch.waiting())
+            batch = self.batch.attempts(requested=True)
+            failures = [e for e in [await a.error() for a in batch] if e is not None]
         if self._ended is not None:
             raise ClosedError("the cache closed while it was building")
         if failures:
             raise BuildError(f"{len(failures)} of {len(batch)} kernels failed", failures)
 
-    def _start(self, pendings: list[Pending], loader: Loader) -> list[Attempt]:
-        scope = self._open_scope()
+    def _start(self, pendings: list[Pending]) -> list[Attempt]:
+        """Have the artifacts of `pendings` made; `_make` goes on with each that arrives."""
+        self._open_parts()
         attempts = [self.batch.take(pending) for pending in pendings]
         for pending, attempt in zip(pendings, attempts, strict=True):
-            scope.start_soon(self._make, pending, attempt, loader)
+            try:
+                flight = self.compiler._flight(
+                    pending.key, pending.source, pending.specialization
+                )
+            except ClosedError as error:
+                self.batch.fail(pending, attempt, error)
+            else:
+                attempt.follow(flight, partial(self._arrive, pending, attempt, flight))
         return attempts
 
-    def _schedule(self, loader: Loader) -> None:
+    def _arrive(self, pending: Pending, attempt: Attempt, flight: Flight) -> None:
+        with contextlib.suppress(ClosedError):  # the end settles everything
+            self._open_parts().lane.put((pending, attempt, flight))
+
+    def _schedule(self) -> None:
         """Start everything outstanding once the tasks that are ready now have run."""
         if not self._flushing:
-            self._open_scope().start_soon(self._flush, loader)
+            self._open_parts().scope.start_soon(self._flush)
             self._flushing = True
 
-    async def _flush(self, loader: Loader) -> None:
+    async def _flush(self) -> None:
         self._flushing = False
         if self._ended is None:
-            self._start(self.batch.waiting(), loader)
+            self._start(self.batch.waiting())
 
     def _refuse(self) -> None:
         """Raise if the cache takes no more work, or not from here."""
@@ -208,20 +218,18 @@ class Cache:
             raise ClosedError(self._ended)
         self.reporting.refuse_reentry()
 
-    async def ready(self, stream: Any) -> Loader:
+    async def ready(self, stream: Any) -> None:
         """Check that the caller may wait here; open the cache if it is not yet."""
         self._refuse()
         await self.open()
-        if stream is not None and self._device is not None:
-            self._device.check_stream(stream)
-        if self._ended is not None or self.loader is None:
-            raise ClosedError(self._ended or "the cache is not open")
-        return self.loader
+        parts = self._open_parts()
+        if stream is not None:
+            parts.device.check_stream(stream)
 
-    def _open_scope(self) -> Scope:
-        if self._ended is not None or self._scope is None:
+    def _open_parts(self) -> _Parts:
+        if self._ended is not None or self._parts is None:
             raise ClosedError(self._ended or "the cache is not open")
-        return self._scope
+        return self._parts
 
     async def open(self) -> None:
         """Open the device and the scope, if they are not open, and wait for that.
@@ -267,8 +275,8 @@ class Cache:
         if self._ended is not None:
             await scope.aclose()
             raise ClosedError("the cache closed while it opened")
-        self._device, self._scope = device, scope
-        self.loader = Loader(device, scope)
+        lane = Lane(scope, _LANE_WIDTH, self._make)
+        self._parts = _Parts(device, scope, Loader(device, scope), lane)
 
     async def _open_device(self) -> Device:
         wanted = self._wanted_device
@@ -297,7 +305,7 @@ class Cache:
             f"the cache was opened by process {os.getppid()}, of which this one is a "
             "fork: open one here"
         )
-        self._scope = None
+        self._parts = None
         self.batch.disown()
 
     async def aclose(self) -> None:
@@ -305,27 +313,28 @@ class Cache:
         self.reporting.refuse_reentry()
         self._close()
         if self._opening is not None:
-            await _settled(self._opening)
-        if self._scope is not None:
-            await self._scope.aclose()
+            await self._opening.error()
+        if self._parts is not None:
+            await self._parts.scope.aclose()
+
+    def __len__(self) -> int:
+        return 0 if self._parts is None else len(self._parts.loader.executables)
 
     def __repr__(self) -> str:
-        if self._device is not None:
-            device = self._device.name
+        if self._parts is not None:
+            device = self._parts.device.name
         else:
             wanted = self._wanted_device
             device = self.compiler.target if wanted is None else str(wanted)
-        loaded = len(self.loader.executables) if self.loader else 0
         outstanding = len(self.batch.outstanding)
-        return f"<Kernels {device} loaded={loaded} outstanding={outstanding}>"
+        return f"<Kernels {device} loaded={len(self)} outstanding={outstanding}>"
 
 
-async def _settled(attempt: Outcome[Any] | None) -> Exception | None:
-    """Wait until the attempt is settled; its error, if it failed."""
-    if attempt is None:
-        return None
-    try:
-        await attempt.wait()
-    except Exception as error:  # noqa: BLE001 - the caller gathers them
-        return error
-    return None
+@dataclass(frozen=True)
+class _Parts:
+    """What an open cache has."""
+
+    device: Device
+    scope: Scope
+    loader: Loader
+    lane: Lane[tuple[Pending, Attempt, Flight]]

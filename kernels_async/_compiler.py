@@ -194,20 +194,12 @@ class Compiler:
             KernelsError: As each error of the tree says.
         """
         source, specialization = as_source(source), as_specialization(specialization)
-        named = self.entries(source, specialization)
-        key = artifact_key(named)
-        return await self._flight(key, named, source, specialization).wait()
+        key = self.key(source, specialization)
+        return await self._flight(key, source, specialization).wait()
 
-    def _flight(
-        self,
-        key: str,
-        named: Mapping[str, str],
-        source: Source,
-        specialization: Specialization,
-    ) -> Flight:
-        """What `compile` awaits, for a cache that knows the request's key and entries."""
-        job = Job(source, specialization, self.target)
-        return self._maker().artifact(key, named, job)
+    def _flight(self, key: str, source: Source, specialization: Specialization) -> Flight:
+        """What `compile` awaits, for a cache that knows the request's key."""
+        return self._maker().artifact(key, Job(source, specialization, self.target))
 
     async def compile_all(
         self, requests: Iterable[tuple[Source | str, Specialization | str]]

@@ -160,8 +160,7 @@ class Kernels:
         return self._cache.compiler
 
     def __len__(self) -> int:
-        loader = self._cache.loader
-        return 0 if loader is None else len(loader.executables)
+        return len(self._cache)
 
     def __bool__(self) -> bool:
         return True

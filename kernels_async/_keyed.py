@@ -45,10 +45,10 @@ class KeyedKernels(Generic[Key]):
         pending = self._pendings.get(key)
         if pending is not None and stream is None and pending.kernel is not None:
             return pending.kernel
-        loader = await self._cache.ready(stream)
+        await self._cache.ready(stream)
         pending = self._pending(key, make)
         try:
-            return await self._cache.obtain(pending, loader)
+            return await self._cache.obtain(pending)
         finally:
             self._drop_failed(key, pending)
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 import anyio
 from anyio import to_thread
 
-from ._artifact import Artifact
+from ._artifact import Artifact, Output
 from ._blame import Quarantine
+from ._digest import entries
 from ._errors import ClosedError, ToolchainError
+from ._lane import Lane
 from ._outcome import Outcome
 from ._outside import disown_in_children
 from ._pool import CompilePool, Limits
@@ -38,27 +40,46 @@ class Flight(Outcome[Artifact]):
 
     Attributes:
         key: The artifact's key.
-        named: The entries of the key.
         job: What to compile.
         begun: Whether a worker has the job: from then on it is made, wanted or not.
-        cancelling: Ends the flight.
+        patience: How long it waits for another process that has its lock.
     """
 
-    __slots__ = ("begun", "cancelling", "job", "key", "named")
+    __slots__ = ("_maker", "begun", "job", "key", "patience")
 
-    def __init__(
-        self,
-        key: str,
-        named: Mapping[str, str],
-        job: Job,
-        drop: Callable[[Flight], None],
-    ) -> None:
-        super().__init__(lambda: drop(self))
+    def __init__(self, maker: Maker, key: str, job: Job) -> None:
+        super().__init__()
+        self._maker = maker
         self.key = key
-        self.named = named
         self.job = job
         self.begun = False
-        self.cancelling = anyio.CancelScope()
+        self.patience: Patience | None = None
+
+    def abandon(self) -> None:
+        """Be dropped, if no worker has the job."""
+        self._maker.drop(self)
+
+
+class Patience:
+    """Waits for another process, at first often, and not for ever.
+
+    Args:
+        seconds: For how long.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = time.monotonic() + seconds
+        self._pause = _FIRST_LOOK_SECONDS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has waited long enough."""
+        return time.monotonic() > self._ends
+
+    async def pause(self) -> None:
+        """Wait a little, and the next time longer."""
+        await anyio.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_LOOK_SECONDS)
 
 
 class Maker:
@@ -91,6 +112,8 @@ class Maker:
         self._timeout = limits.timeout
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._flights: dict[str, Flight] = {}
+        self._reading = Lane(self.scope, _THREADS, self._read)
+        self._compiling = Lane(self.scope, 2 * limits.workers, self._compile)
         self._disowned = False
         disown_in_children(self)
 
@@ -120,75 +143,98 @@ class Maker:
         maker.pool.watch()
         return maker
 
-    def artifact(self, key: str, named: Mapping[str, str], job: Job) -> Flight:
+    def artifact(self, key: str, job: Job) -> Flight:
         """The flight that makes the artifact, started if there is none.
 
         When its last waiter leaves before a worker has the job, it is dropped.
 
         Args:
             key: The artifact's key.
-            named: The entries of the key.
             job: What to compile.
         """
         flight = self._flights.get(key)
         if flight is None:
-            flight = Flight(key, named, job, self._drop)
-            self.scope.start_soon(self._fly, flight)
+            flight = Flight(self, key, job)
+            self._reading.put(flight)
             self._flights[key] = flight
         return flight
 
-    def _drop(self, flight: Flight) -> None:
+    def drop(self, flight: Flight) -> None:
+        """Do not make what nobody waits for, unless a worker has begun."""
         if not flight.begun:
-            self._forget(flight)
-            flight.cancelling.cancel()
+            self._fail(flight, ClosedError("nobody waited for it any more"))
+
+    def _succeed(self, flight: Flight, artifact: Artifact) -> None:
+        self._forget(flight)
+        flight.succeed(artifact)
+
+    def _fail(self, flight: Flight, error: Exception) -> None:
+        self._forget(flight)
+        flight.fail(error)
 
     def _forget(self, flight: Flight) -> None:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
 
-    async def _fly(self, flight: Flight) -> None:
+    async def _read(self, flight: Flight) -> None:
+        """The first step: the artifact from the store, or else it is to be compiled."""
+        if flight.settled:
+            return
         try:
-            with flight.cancelling:
-                flight.succeed(await self._make(flight))
+            artifact = await self.in_thread(self.store.read, flight.key)
+            if artifact is not None:
+                self._succeed(flight, artifact)
+                return
+            self.pool.refuse(flight.key, flight.job)
+            self._compiling.put(flight)
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
-            flight.fail(error)
-        finally:
-            self._forget(flight)
-            flight.fail(ClosedError("the compiler closed while it compiled"))
+            self._fail(flight, error)
 
-    async def _make(self, flight: Flight) -> Artifact:
-        """The artifact from the store; if it is not there, one process compiles it.
+    async def _compile(self, flight: Flight) -> None:
+        """The second step: of all processes that want the artifact, one compiles it.
 
         Others wait for that process, and no longer than a compile may take: then they
         compile too, which does no harm.
         """
-        patience = _Patience(self._timeout)
-        artifact = await self.in_thread(self.store.read, flight.key)
-        while artifact is None:
-            self.pool.refuse(flight.key, flight.job)
-            output = None
+        artifact = output = None
+        try:
             with contextlib.ExitStack() as held:
                 async with self.pool.turn:
-                    if await self._lock(flight, held) or patience.is_over:
-                        artifact = await self.in_thread(self.store.read, flight.key)
-                        if artifact is None:
-                            flight.begun = True
-                            output = await self.pool.compile(flight.key, flight.job)
+                    if flight.settled:
+                        return
+                    if not await self._lock(flight, held):
+                        self.scope.start_soon(self._read_later, flight)
+                        return
+                    artifact = await self.in_thread(self.store.read, flight.key)
+                    if artifact is None and not flight.settled:
+                        flight.begun = True
+                        output = await self.pool.compile(flight.key, flight.job)
                 if output is not None:
-                    artifact = await self.in_thread(
-                        self.store.keep, flight.key, flight.named, output
-                    )
-            if artifact is None:
-                await patience.pause()
-                artifact = await self.in_thread(self.store.read, flight.key)
-        return artifact
+                    artifact = await self.in_thread(self._keep, flight, output)
+            if artifact is not None:
+                self._succeed(flight, artifact)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
+            self._fail(flight, error)
+
+    def _keep(self, flight: Flight, output: Output) -> Artifact:
+        job = flight.job
+        named = entries(self.toolchain.identity, job.target, job.source, job.specialization)
+        return self.store.keep(flight.key, named, output)
+
+    async def _read_later(self, flight: Flight) -> None:
+        """Wait for the process that compiles it, and begin again."""
+        if flight.patience is None:
+            flight.patience = Patience(self._timeout)
+        await flight.patience.pause()
+        self._reading.put(flight)
 
     async def _lock(self, flight: Flight, held: contextlib.ExitStack) -> bool:
         """Lock the key for as long as `held` lasts; `False` if another process has it."""
         lock = await self.in_thread(self.store.try_lock, flight.key)
         if lock is not None:
             held.callback(lock.release)
-        return lock is not None
+            return True
+        return flight.patience is not None and flight.patience.is_over
 
     async def in_thread(
         self, function: Callable[[*Arguments], T], *arguments: *Arguments
@@ -203,28 +249,7 @@ class Maker:
     async def _clean_up(self) -> None:
         if self._disowned:
             return
+        for flight in list(self._flights.values()):
+            self._fail(flight, ClosedError("the compiler closed while it compiled"))
         await self.pool.aclose()
         await to_thread.run_sync(remove_folder, self._folder)
-
-
-class _Patience:
-    """Waits for another process, at first often, and not for ever.
-
-    Args:
-        seconds: For how long, from the first pause on.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._pause = _FIRST_LOOK_SECONDS
-        self._ends: float | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self._ends is not None and time.monotonic() > self._ends
-
-    async def pause(self) -> None:
-        if self._ends is None:
-            self._ends = time.monotonic() + self._seconds
-        await anyio.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_LOOK_SECONDS)

@@ -18,18 +18,14 @@ class Outcome(Generic[T]):
     notices. Each waiter of a failure gets an exception of its own, so that tracebacks do
     not grow, and a failure that nobody awaits is silent. All waiters belong to one
     event loop.
-
-    Args:
-        abandoned: Called when the last waiter leaves before it is settled, so that the
-            owner of the work may drop it.
     """
 
-    __slots__ = ("_abandoned", "_error", "_value", "_waiters", "settled")
+    __slots__ = ("_error", "_listeners", "_value", "_waiters", "settled")
 
-    def __init__(self, abandoned: Callable[[], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.settled = False
-        self._abandoned = abandoned
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: set[asyncio.Future[None]] | None = None
+        self._listeners: tuple[Callable[[], None], ...] = ()
         self._value: T | None = None
         self._error: Exception | None = None
 
@@ -54,19 +50,49 @@ class Outcome(Generic[T]):
         """Wait until it is settled; its value, or a copy of its error raised."""
         if not self.settled:
             waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
+            waiters = self._waiters = self._waiters or set()
+            waiters.add(waiter)
             try:
                 await waiter
             finally:
-                self._waiters.discard(waiter)
-                if not self.settled and not self._waiters and self._abandoned:
-                    self._abandoned()
+                waiters.discard(waiter)
+                self._look_whether_abandoned()
         if self._error is not None:
             raise fresh(self._error)
         return self._value  # type: ignore[return-value]  # a T: it did not fail
 
+    async def error(self) -> Exception | None:
+        """Wait until it is settled; its error, if it failed."""
+        try:
+            await self.wait()
+        except Exception as error:  # noqa: BLE001 - it is the outcome
+            return error
+        return None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when it is settled, now if it is; until then it is a waiter."""
+        if self.settled:
+            listener()
+        else:
+            self._listeners = (*self._listeners, listener)
+
+    def ignore(self, listener: Callable[[], None]) -> None:
+        """Do not call `listener` any more: it leaves."""
+        self._listeners = tuple(one for one in self._listeners if one is not listener)
+        self._look_whether_abandoned()
+
+    def _look_whether_abandoned(self) -> None:
+        if not (self.settled or self._waiters or self._listeners):
+            self.abandon()
+
+    def abandon(self) -> None:
+        """The last waiter or listener has left: the owner of the work may drop it."""
+
     def _wake(self) -> None:
         self.settled = True
-        for waiter in self._waiters:
+        for waiter in self._waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
+        listeners, self._listeners = self._listeners, ()
+        for listener in listeners:
+            listener()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any
-
-import anyio
 
 from ._maker import Flight
 from ._outcome import Outcome
@@ -14,6 +12,7 @@ from ._specialization import Specialization
 from .devices import Kernel
 
 if TYPE_CHECKING:
+    from ._batch import Batch
     from ._cache import Cache
 
 
@@ -36,7 +35,6 @@ class Pending:
         "__weakref__",
         "_cache",
         "attempt",
-        "entries",
         "failed",
         "kernel",
         "key",
@@ -51,13 +49,11 @@ class Pending:
         self,
         cache: Cache,
         key: str,
-        entries: Mapping[str, str],
         source: Source,
         specialization: Specialization,
     ) -> None:
         self._cache = cache
         self.key = key
-        self.entries = entries
         self.source = source
         self.specialization = specialization
         self.kernel: Kernel | None = None
@@ -67,10 +63,15 @@ class Pending:
         self.reported = False
         self.pairs: list[tuple[Any, Any]] = []
 
+    @property
+    def entries(self) -> Mapping[str, str]:
+        """Everything that entered the key, by name; texts by their digest."""
+        return self._cache.compiler.entries(self.source, self.specialization)
+
     def __await__(self) -> Generator[Any, None, Kernel]:
         return self.resolve().__await__()
 
-    async def resolve(self, stream: Any = None) -> Kernel:
+    def resolve(self, stream: Any = None) -> Coroutine[Any, Any, Kernel]:
         """The kernel, built with everything outstanding if it is not loaded yet.
 
         Args:
@@ -80,7 +81,7 @@ class Pending:
             DeviceMismatchError: `stream` belongs to another device.
             KernelsError: This kernel's own failure.
         """
-        return await self._cache.resolve(self, stream)
+        return self._cache.resolve(self, stream)
 
     def built(self) -> Kernel | None:
         """The kernel if it is loaded, else `None`; from any thread, without waiting."""
@@ -100,15 +101,30 @@ class Attempt(Outcome[Kernel]):
 
     Attributes:
         flight: The making of its artifact, once that was asked for.
-        cancelling: Ends the try.
     """
 
-    __slots__ = ("cancelling", "flight")
+    __slots__ = ("_arrived", "_batch", "_pending", "flight")
 
-    def __init__(self, abandoned: Callable[[], None]) -> None:
-        super().__init__(abandoned)
+    def __init__(self, batch: Batch, pending: Pending) -> None:
+        super().__init__()
         self.flight: Flight | None = None
-        self.cancelling = anyio.CancelScope()
+        self._batch = batch
+        self._pending = pending
+        self._arrived: Callable[[], None] | None = None
+
+    def abandon(self) -> None:
+        """Be dropped, if only those who left wanted it."""
+        self._batch.abandon(self._pending)
+
+    def follow(self, flight: Flight, arrived: Callable[[], None]) -> None:
+        """Have `arrived` called when the artifact is there, or cannot be made."""
+        self.flight, self._arrived = flight, arrived
+        flight.listen(arrived)
+
+    def withdraw(self) -> None:
+        """Want the artifact no more."""
+        if self.flight is not None and self._arrived is not None:
+            self.flight.ignore(self._arrived)
 
     @property
     def begun(self) -> bool:

@@ -30,6 +30,7 @@ from kernels_async import (
     SpecificationError,
     WrongLoopError,
 )
+from kernels_async._private import copies
 
 SOURCE = Source("template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n")
 BROKEN = Source("__global__ void broken(int* p) { *p = missing; }\n", name="broken.cu")
@@ -194,14 +195,19 @@ async def test_a_failed_get_is_forgotten(kernels: Kernels) -> None:
     assert "outstanding=0" in repr(kernels)
 
 
-async def test_a_file_that_is_gone_is_a_load_error(cache_dir: Path) -> None:
-    """The next try compiles again."""
+async def test_what_is_no_library_is_a_load_error(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The linker's error is the cause, and the next try may load."""
+    (tmp_path / "file").write_bytes(b"no library")
     async with Kernels.open("cpu") as kernels:
-        kernels.reporting(lambda artifact: artifact.path.unlink())
         pending = kernels.request(*add(8))
-        with pytest.raises(LoadError, match="the cpu device refused 'add<8>'"):
-            await pending
-        kernels.reporting(None)
+        with monkeypatch.context() as patched:
+            for name in ("on_disk", "in_memory"):
+                patched.setattr(copies, name, lambda *_: tmp_path / "file")
+            with pytest.raises(LoadError, match="cpu refused 'add<8>'") as caught:
+                await pending
+        assert isinstance(caught.value.__cause__, OSError)
         assert run(await pending) == 8
 
 

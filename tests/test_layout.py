@@ -36,7 +36,7 @@ ROWS = [
         "_private",
     },
     {"_store", "_upkeep", "_locks", "_tiers"}
-    | {"_report", "_reporters", "_scope", "toolchains", "devices"},
+    | {"_report", "_reporters", "_scope", "_lane", "toolchains", "devices"},
     {
         "_frames",
         "_sandbox",
