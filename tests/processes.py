@@ -21,14 +21,14 @@ ROOT = Path(__file__).parents[1]
 GOOD = "template <int N> __global__ void good(int* p) { *p = N; }\n"
 SLOW = """
 extern "C" __global__ void slow(float* p) {
-  float v[32];
-  for (int i = 0; i < 32; i++) v[i] = p[i];
+  float v[64];
+  for (int i = 0; i < 64; i++) v[i] = p[i];
 #pragma unroll
-  for (int r = 0; r < 250; r++) {
+  for (int r = 0; r < 1000; r++) {
 #pragma unroll
-    for (int i = 0; i < 32; i++) v[i] = sinf(v[i]) * v[(i + r) % 32];
+    for (int i = 0; i < 64; i++) v[i] = sinf(v[i]) * v[(i + r) % 64];
   }
-  for (int i = 0; i < 32; i++) p[i] = v[i];
+  for (int i = 0; i < 64; i++) p[i] = v[i];
 }
 """
 

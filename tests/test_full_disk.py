@@ -16,12 +16,12 @@ PROGRAM = """
 import logging, subprocess, sys
 from pathlib import Path
 from kernels_async._artifact import Output
-from kernels_async._tiers import TieredStore
+from kernels_async._tiers import Place, TieredStore
 from tests.bars.injection import ENTRIES
 
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 root, private = Path(sys.argv[1]), Path(sys.argv[2])
-tiers = TieredStore(root, "kernel.cubin", private)
+tiers = TieredStore(Place(root), "kernel.cubin", private)
 wanted = {f"{n:064x}": Output(bytes([n]) * 9000, "k", (), None, 0.1) for n in range(12)}
 """
 KEEP = """

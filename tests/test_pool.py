@@ -33,7 +33,7 @@ from tests.bars.pool import SEGV_OPTION, parentheses
 from tests.fake_worker import FAULTS, HARMLESS, FakeWorker
 from tests.processes import CPU_SLOW, GOOD, SLOW, at_work, children, is_alive, until
 
-UNROLLED = SLOW.replace("r < 250", "r < 4")
+UNROLLED = SLOW.replace("r < 1000", "r < 4")
 """Some seconds less than for ever."""
 
 
@@ -179,6 +179,16 @@ async def test_what_a_compilers_children_hold_counts(tmp_path: Path) -> None:
         alone = int(Path(f"/proc/{worker}/statm").read_text().split()[1]) * 4096
         assert _machine.resident_bytes(worker) > alone + (60 << 20)
         task.cancel()
+
+
+async def test_a_compile_that_succeeds_clears_its_record(running: Compiler) -> None:
+    """A worker that somebody killed once is not held against a source for ever."""
+    key = running.key(GOOD, "good<1>")
+    for _ in range(2):
+        running._quarantine.blame(key, WorkerCrashed("killed by somebody"))
+        assert isinstance(await running.compile(GOOD, "good<1>"), Artifact)
+        assert (await running.clear()).removed == 1
+    assert isinstance(await running.compile(GOOD, "good<1>"), Artifact)
 
 
 @pytest.mark.parametrize("victim", ["driver", "compiler proper"])
