@@ -22,7 +22,8 @@ class Batch:
     before a worker has it.
 
     Args:
-        limit: How many requests may wait or be built; `None` for any number.
+        limit: How many requests may wait or be built, those that failed not counted;
+            `None` for any number.
 
     Attributes:
         by_pair: Every known request by what it was asked as: the hit path's index.
@@ -36,6 +37,7 @@ class Batch:
         self.outstanding: dict[str, Pending] = {}
         self.building: dict[str, Pending] = {}
         self._by_key: dict[str, Pending] = {}
+        self._failed: set[str] = set()
 
     def find(self, key: str) -> Pending | None:
         """The request of that key, if there is one."""
@@ -62,7 +64,7 @@ class Batch:
             self.outstanding[pending.key] = pending
 
     def _refuse_overload(self) -> None:
-        waiting = len(self.outstanding) + len(self.building)
+        waiting = len(self.outstanding) - len(self._failed) + len(self.building)
         if self._limit is not None and waiting >= self._limit:
             raise OverloadedError(
                 f"{waiting} requests are not loaded yet, and max_outstanding is "
@@ -78,6 +80,7 @@ class Batch:
     def take(self, pending: Pending) -> Attempt:
         """Begin the attempt at `pending`: it is being built from now on."""
         self.outstanding.pop(pending.key, None)
+        self._failed.discard(pending.key)
         self.building[pending.key] = pending
         pending.failed = False
         return self.claim(pending)
@@ -104,6 +107,7 @@ class Batch:
             pending.failed = True
             if pending.requested:
                 self.outstanding[pending.key] = pending
+                self._failed.add(pending.key)
             else:
                 self._forget(pending)
         attempt.fail(error)
@@ -121,6 +125,8 @@ class Batch:
     def clear(self, error: Exception) -> None:
         """Forget every request; whoever still waits gets the error."""
         waiting = [p.attempt for p in self._by_key.values() if p.attempt is not None]
+        for pending in self._by_key.values():
+            pending.attempt, pending.failed = None, pending.kernel is None
         self._clear()
         for attempt in waiting:
             attempt.fail(error)
@@ -132,6 +138,7 @@ class Batch:
         self._clear()
 
     def _clear(self) -> None:
+        self._failed.clear()
         for requests in (self.by_pair, self.outstanding, self.building, self._by_key):
             requests.clear()
 

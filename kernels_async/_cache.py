@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-from anyio import to_thread
 
 from ._batch import Batch
 from ._compiler import Compiler
@@ -31,6 +30,7 @@ from ._report import Reporting
 from ._scope import Scope
 from ._source import Source, as_source
 from ._specialization import Specialization, as_specialization
+from ._threads import in_thread
 from .devices import Device, Kernel, open_device
 
 _CLOSE_SECONDS = 1.0
@@ -204,8 +204,9 @@ class Cache:
     def _schedule(self) -> None:
         """Start everything outstanding once the tasks that are ready now have run."""
         if not self._flushing:
-            self._open_parts().scope.start_soon(self._flush)
+            scope = self._open_parts().scope
             self._flushing = True
+            scope.start_soon(self._flush)
 
     async def _flush(self) -> None:
         self._flushing = False
@@ -240,7 +241,10 @@ class Cache:
         self._refuse()
         if self._opening is None:
             opening: Outcome[None] = Outcome()
-            self.compiler._scope.start_soon(self._open, opening)
+            ended = ClosedError("the compiler closed while the cache opened")
+            self.compiler._scope.start_soon(
+                self._open, opening, dropped=partial(opening.fail, ended)
+            )
             self._opening, self._loop = opening, asyncio.get_running_loop()
         elif self._loop is not asyncio.get_running_loop():
             raise WrongLoopError("the cache was opened in another event loop")
@@ -270,7 +274,7 @@ class Cache:
             await scope.open()
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(device.close)
+                await in_thread(device.close)
             raise
         if self._ended is not None:
             await scope.aclose()
@@ -284,7 +288,7 @@ class Cache:
             return wanted
         if wanted is None:
             wanted = "cpu" if self.compiler.target == "cpu" else "cuda"
-        return await to_thread.run_sync(open_device, wanted)
+        return await in_thread(open_device, wanted)
 
     async def _end(self, device: Device) -> None:
         """Settle everything and let go of the device, whoever ended the scope.
@@ -293,7 +297,7 @@ class Cache:
         """
         self._close()
         with anyio.move_on_after(_CLOSE_SECONDS):
-            await to_thread.run_sync(device.close, abandon_on_cancel=True)
+            await in_thread(device.close, abandon=True)
 
     def _close(self) -> None:
         self._ended = self._ended or "the cache is closed"
@@ -311,6 +315,11 @@ class Cache:
     async def aclose(self) -> None:
         """End all work, settle every request, let go of the device; idempotent."""
         self.reporting.refuse_reentry()
+        loop = self._loop
+        if loop not in (None, asyncio.get_running_loop()) and self._ended is None:
+            if not loop.is_closed():
+                raise WrongLoopError("the cache was opened in another event loop")
+            self._parts = self._opening = None
         self._close()
         if self._opening is not None:
             await self._opening.error()

@@ -107,6 +107,8 @@ class Child:
 
         Nobody may be reading or writing them.
         """
+        if not self._pipes:
+            return
         await self._ended.wait()
         with anyio.move_on_after(_PATIENCE):
             await self._silent.wait()
@@ -118,8 +120,9 @@ class Child:
 
     def _watch(self) -> None:
         """Wait in a thread for its end, and kill what it leaves in its group."""
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self.kill_group()
+        with contextlib.suppress(ChildProcessError):  # the host takes all statuses
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            self.kill_group()
         with self._killing:
             self._may_be_killed = False
         self._process.wait()
@@ -148,7 +151,8 @@ class Child:
         return True
 
     def _close_pipes(self) -> None:
-        for pipe in self._pipes:
+        pipes, self._pipes = self._pipes, []
+        for pipe in pipes:
             pipe.close()
 
 

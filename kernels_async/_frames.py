@@ -26,6 +26,8 @@ from ._errors import (
 from ._resources import Resources
 
 HEADER = struct.Struct("!QQ")
+BIG = 1 << 18
+"""Bytes from which a frame is made and read in a thread."""
 
 
 class Bounds(NamedTuple):

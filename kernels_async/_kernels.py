@@ -7,8 +7,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Unpack
 
-from anyio import to_thread
-
 from ._cache import Cache
 from ._compiler import Compiler, Settings, shared_compiler
 from ._keyed import KeyedKernels
@@ -16,6 +14,7 @@ from ._pending import Pending
 from ._report import Reporter
 from ._source import Source
 from ._specialization import Specialization
+from ._threads import in_thread
 from .devices import Kernel, open_device
 
 MAX_OUTSTANDING = 10_000
@@ -91,7 +90,7 @@ class Kernels:
 
         @asynccontextmanager
         async def opening() -> AsyncIterator[Kernels]:
-            opened = await to_thread.run_sync(open_device, device)
+            opened = await in_thread(open_device, device)
             compiler = shared_compiler(target or opened.target, **settings)
             kernels = cls(compiler, opened, max_outstanding=max_outstanding)
             async with compiler, kernels:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
 from ._scope import Scope
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 
 
 class Lane(Generic[T]):
@@ -29,7 +28,7 @@ class Lane(Generic[T]):
         self._scope = scope
         self._width = width
         self._work = work
-        self._waiting: deque[T] = deque()
+        self._waiting: dict[T, None] = {}
         self._running = 0
 
     def put(self, item: T) -> None:
@@ -38,14 +37,25 @@ class Lane(Generic[T]):
         Raises:
             ClosedError: The scope has ended, or ends.
         """
+        self._waiting[item] = None
         if self._running < self._width:
-            self._scope.start_soon(self._run)
             self._running += 1
-        self._waiting.append(item)
+            try:
+                self._scope.start_soon(self._run)
+            except BaseException:
+                self._running -= 1
+                del self._waiting[item]
+                raise
+
+    def discard(self, item: T) -> None:
+        """Have nothing done for `item`, if that has not begun."""
+        self._waiting.pop(item, None)
 
     async def _run(self) -> None:
         try:
             while self._waiting:
-                await self._work(self._waiting.popleft())
+                item = next(iter(self._waiting))
+                del self._waiting[item]
+                await self._work(item)
         finally:
             self._running -= 1

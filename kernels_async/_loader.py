@@ -40,11 +40,11 @@ class Loader:
             return kernel
         load = self._loads.get(executable)
         if load is None:
-            if not self._running:
-                self._scope.start_soon(self._run)
-                self._running = True
             load = self._loads[executable] = Outcome()
             self._waiting.append(artifact)
+            if not self._running:
+                self._running = True
+                self._scope.start_soon(self._run)
         return await load.wait()
 
     async def _run(self) -> None:

@@ -52,6 +52,37 @@ class Lock:
             let_go()
 
 
+class Hold:
+    """Takes a lock in a thread, and lets go of it at the end of `with`.
+
+    A task that ends while its thread still takes the lock leaves nothing locked.
+    """
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._lock: Lock | None = None
+        self._over = False
+
+    def take(self, acquire: Callable[[], Lock | None]) -> bool:
+        """Hold what `acquire` gives; whether that is a lock."""
+        lock = acquire()
+        with self._changing:
+            if lock is None or not self._over:
+                self._lock = lock
+                return lock is not None
+        lock.release()
+        return True
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changing:
+            self._over = True
+        if self._lock is not None:
+            self._lock.release()
+
+
 class _LockFile:
     """An open lock file, and the bytes of it that are locked."""
 

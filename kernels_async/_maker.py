@@ -6,22 +6,24 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 import anyio
-from anyio import to_thread
 
 from ._artifact import Artifact, Output
 from ._blame import Quarantine
 from ._digest import entries
 from ._errors import ClosedError, ToolchainError
 from ._lane import Lane
+from ._locks import Hold
 from ._outcome import Outcome
 from ._outside import disown_in_children
 from ._pool import CompilePool, Limits
 from ._private import private_folder, remove_folder
 from ._scope import Scope
+from ._threads import in_thread
 from ._tiers import Place, TieredStore
 from .toolchains import Job, Toolchain, find
 
@@ -126,11 +128,11 @@ class Maker:
         Raises:
             ToolchainError: There is no compiler for the target.
         """
-        toolchain = await to_thread.run_sync(find, target)
+        toolchain = await in_thread(find, target)
         if place.root is None:
             logger.warning("there is no home directory: artifacts are not kept")
         try:
-            folder = await to_thread.run_sync(private_folder)
+            folder = await in_thread(private_folder)
         except OSError as error:
             raise ToolchainError(f"there is no temporary directory: {error}") from error
         store = TieredStore(place, toolchain.filename, folder / "store")
@@ -162,6 +164,8 @@ class Maker:
     def drop(self, flight: Flight) -> None:
         """Do not make what nobody waits for, unless a worker has begun."""
         if not flight.begun:
+            self._reading.discard(flight)
+            self._compiling.discard(flight)
             self._fail(flight, ClosedError("nobody waited for it any more"))
 
     def _succeed(self, flight: Flight, artifact: Artifact) -> None:
@@ -198,11 +202,11 @@ class Maker:
         """
         artifact = output = None
         try:
-            with contextlib.ExitStack() as held:
+            with Hold() as hold:
                 async with self.pool.turn:
                     if flight.settled:
                         return
-                    if not await self._lock(flight, held):
+                    if not await self._lock(flight, hold):
                         self.scope.start_soon(self._read_later, flight)
                         return
                     artifact = await self.in_thread(self.store.read, flight.key)
@@ -226,21 +230,20 @@ class Maker:
         if flight.patience is None:
             flight.patience = Patience(self._timeout)
         await flight.patience.pause()
-        self._reading.put(flight)
+        with contextlib.suppress(ClosedError):  # the end settles it
+            self._reading.put(flight)
 
-    async def _lock(self, flight: Flight, held: contextlib.ExitStack) -> bool:
-        """Lock the key for as long as `held` lasts; `False` if another process has it."""
-        lock = await self.in_thread(self.store.try_lock, flight.key)
-        if lock is not None:
-            held.callback(lock.release)
+    async def _lock(self, flight: Flight, hold: Hold) -> bool:
+        """Lock the key for as long as `hold` lasts; `False` if another process has it."""
+        if await self.in_thread(hold.take, partial(self.store.try_lock, flight.key)):
             return True
         return flight.patience is not None and flight.patience.is_over
 
     async def in_thread(
         self, function: Callable[[*Arguments], T], *arguments: *Arguments
     ) -> T:
-        """Run a function in a thread, one of few that nobody else takes."""
-        return await to_thread.run_sync(function, *arguments, limiter=self._threads)
+        """Run a function in one of few threads; whoever closes does not wait for a disk."""
+        return await in_thread(function, *arguments, limiter=self._threads, abandon=True)
 
     def disown(self) -> None:
         """Leave workers and folder alone, in a forked child: they are its parent's."""
@@ -252,4 +255,4 @@ class Maker:
         for flight in list(self._flights.values()):
             self._fail(flight, ClosedError("the compiler closed while it compiled"))
         await self.pool.aclose()
-        await to_thread.run_sync(remove_folder, self._folder)
+        await in_thread(remove_folder, self._folder)

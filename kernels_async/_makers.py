@@ -38,12 +38,13 @@ class Makers:
     async def enter(self) -> None:
         """Count one more user in the running loop, and wait until the maker is open."""
         loop = asyncio.get_running_loop()
-        for gone in [known for known in self._uses if known.is_closed()]:
-            del self._uses[gone]
+        for gone in [known for known in list(self._uses) if known.is_closed()]:
+            self._uses.pop(gone, None)
         use = self._uses.get(loop)
         if use is None:
             use = self._uses[loop] = _Use()
             use.task = loop.create_task(self._open(use))
+            use.task.add_done_callback(use.settle)
         use.users += 1
         try:
             await use.opening.wait()
@@ -78,8 +79,6 @@ class Makers:
             use.opening.succeed(maker)
             if not use.users:
                 await maker.scope.aclose()
-        finally:
-            use.opening.fail(ClosedError(f"{self._name} was not opened"))
 
     def any(self) -> Maker:
         """The maker of any loop: they all have one toolchain.
@@ -113,3 +112,7 @@ class _Use:
     users: int = 0
     opening: Outcome[Maker] = field(default_factory=Outcome)
     task: asyncio.Task[None] | None = None
+
+    def settle(self, _: asyncio.Task[None]) -> None:
+        """However the opening ended, and if it never began, nobody waits for it."""
+        self.opening.fail(ClosedError("the compiler was not opened"))

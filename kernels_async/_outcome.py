@@ -38,7 +38,7 @@ class Outcome(Generic[T]):
     def fail(self, error: Exception) -> None:
         """Settle with an error; later settlements are ignored."""
         if not self.settled:
-            self._error = error
+            self._error = error.with_traceback(None)
             self._wake()
 
     @property

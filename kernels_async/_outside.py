@@ -54,7 +54,7 @@ def wait_from_thread(
             raise ClosedError("the event loop of the cache ended") from None
         except TimeoutError:
             if future.done():
-                raise
+                return future.result()
         if loop.is_closed():
             work.close()
             raise ClosedError("the event loop of the cache is closed")

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import errno
 import itertools
+import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 import anyio
-from anyio import to_thread
 
 from . import _frames
 from ._artifact import Output
@@ -39,18 +39,19 @@ from ._process import (
 )
 from ._sandbox import Mode
 from ._scope import Scope
+from ._threads import in_thread
 from .toolchains import Job, Toolchain
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
+
+logger = logging.getLogger("kernels_async")
 
 IDLE_SECONDS = 60.0
 START_SECONDS = 120.0
 SAMPLE_SECONDS = 0.05
 RECYCLE_BYTES = 1 << 30
 RECYCLE_JOBS = 1000
-_BIG = 1 << 18
-_THREADS = 4
 _EXHAUSTED = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
@@ -109,7 +110,6 @@ class CompilePool:
             }
         )
         self._numbers = itertools.count(1)
-        self._threads = anyio.CapacityLimiter(_THREADS)
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
         self._busy: set[WorkerProcess] = set()
@@ -142,8 +142,10 @@ class CompilePool:
         self.refuse(key, job)
         number = next(self._numbers)
         frame = await _encode(number, job)
-        while (outcome := await self._try(key, job, number, frame)) is None:
-            pass
+        try:
+            outcome = await self._try(key, job, number, frame, last=False)
+        except LostError:
+            outcome = await self._try(key, job, number, frame, last=True)
         if isinstance(outcome, KernelsError):
             raise outcome
         self._quarantine.forget(key)
@@ -162,9 +164,14 @@ class CompilePool:
         self._lifeline.close()
 
     async def _try(
-        self, key: str, job: Job, number: int, frame: bytes
-    ) -> Output | KernelsError | None:
-        """What came of the job; `None` if its worker was lost before it began."""
+        self, key: str, job: Job, number: int, frame: bytes, *, last: bool
+    ) -> Output | KernelsError:
+        """What came of the job.
+
+        Raises:
+            LostError: Its worker was lost before it began, and this is not the last try: a
+                job that loses two has to do with it.
+        """
         worker = await self._acquire()
         self._busy.add(worker)
         try:
@@ -173,13 +180,11 @@ class CompilePool:
                 outcome = await worker.ask(number, frame)
         except BaseException as error:
             await self._discard(worker)
-            if isinstance(error, LostError):
-                self._lost(worker, error)
-                return None
-            if not isinstance(error, TimeoutError | DiedError):
+            lost = isinstance(error, LostError) and not last
+            if lost or not isinstance(error, TimeoutError | DiedError | LostError):
                 raise
             death = self._death(worker, job, error)
-            if worker.began:
+            if worker.began or last:
                 self._quarantine.blame(key, death)
             raise death from None
         finally:
@@ -220,6 +225,8 @@ class CompilePool:
             self._circuit.check()
             try:
                 return await self._start()
+            except LostError:
+                continue
             except (OSError, RuntimeError) as error:
                 exhausted = getattr(error, "errno", errno.EAGAIN) in _EXHAUSTED
                 if not exhausted or not (self._busy or self._idle):
@@ -228,12 +235,12 @@ class CompilePool:
                 await self._freed.wait()
 
     async def _start(self) -> WorkerProcess:
-        folder = await self._in_thread(make_folder, self._folder)
+        folder = await in_thread(make_folder, self._folder)
         try:
             worker = WorkerProcess(folder, self._lifeline)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._in_thread(remove_folder, folder)
+                await in_thread(remove_folder, folder)
             raise
         self._workers.add(worker)
         try:
@@ -241,21 +248,17 @@ class CompilePool:
                 await worker.configure(self._configuration)
         except BaseException as error:
             await self._discard(worker)
-            if isinstance(error, ToolchainError):
+            if isinstance(error, LostError | TimeoutError):
+                how = str(error) or f"took more than {START_SECONDS:g} s"
+                told = f"a worker cannot start: it {worker.obituary(how)}"
+                self._circuit.failed(ToolchainError(told))
+                if isinstance(error, TimeoutError):
+                    raise ToolchainError(told) from None
+            elif isinstance(error, ToolchainError):
                 self._circuit.failed(error)
-            if not isinstance(error, LostError | TimeoutError):
-                raise
-            raise self._lost(worker, error) from None
+            raise
         self.sandbox = worker.sandbox
         return worker
-
-    def _lost(self, worker: WorkerProcess, error: Exception) -> ToolchainError:
-        """Count a worker that ended and had begun nothing; a new one did not start."""
-        how = str(error) or f"took more than {START_SECONDS:g} s"
-        lost = ToolchainError(f"a worker cannot start: it {worker.obituary(how)}")
-        if not worker.jobs:
-            self._circuit.failed(lost)
-        return lost
 
     async def _put_back(self, worker: WorkerProcess) -> None:
         """Keep a worker for the next job, unless it is worn or holds too much."""
@@ -277,7 +280,7 @@ class CompilePool:
         worker.stop()
         with anyio.CancelScope(shield=True):
             await worker.aclose()
-            await self._in_thread(remove_folder, worker.folder)
+            await in_thread(remove_folder, worker.folder)
         self._workers.discard(worker)
 
     async def _stop_idle(self) -> None:
@@ -286,7 +289,10 @@ class CompilePool:
             tired = time.monotonic() - IDLE_SECONDS
             old = [worker for worker in self._idle if worker.idle_since < tired]
             self._idle = [worker for worker in self._idle if worker not in old]
-            await self._stop(old)
+            try:
+                await self._stop(old)
+            except Exception:
+                logger.exception("idle workers could not be stopped")
 
     def _guard_memory(self) -> None:
         """Begin to watch what busy workers hold, unless that is done already."""
@@ -299,18 +305,12 @@ class CompilePool:
         try:
             while self._busy:
                 await anyio.sleep(SAMPLE_SECONDS)
-                for worker, held in await self._in_thread(_holdings, set(self._busy)):
+                for worker, held in await in_thread(_holdings, set(self._busy)):
                     if held > self._limits.memory and worker in self._busy:
                         worker.over_memory = True
                         worker.stop()
         finally:
             self._guarding = False
-
-    async def _in_thread(
-        self, function: Callable[[*Arguments], T], *arguments: *Arguments
-    ) -> T:
-        """Run a function in a thread, one of few of the pool's own."""
-        return await to_thread.run_sync(function, *arguments, limiter=self._threads)
 
 
 def _holdings(workers: set[WorkerProcess]) -> list[tuple[WorkerProcess, int]]:
@@ -328,4 +328,4 @@ async def _encode(number: int, job: Job) -> bytes:
         return _frames.encode({"number": number, "job": job.to_record()})
 
     size = len(job.source.text) + sum(map(len, job.source.headers.values()))
-    return encode() if size < _BIG else await to_thread.run_sync(encode)
+    return encode() if size < _frames.BIG else await in_thread(encode)

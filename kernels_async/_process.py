@@ -13,17 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from anyio import to_thread
-
 from . import _frames
 from ._artifact import Output
 from ._child import Child
 from ._diagnostics import printable
 from ._errors import KernelsError
+from ._threads import in_thread
 
 T = TypeVar("T")
 
-_BIG = 1 << 18
 _FIRST_FREE = 3
 _KEPT_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH")
 _OUT_OF_MEMORY = ("LLVM ERROR: out of memory", "std::bad_alloc", "MemoryError")
@@ -138,9 +136,9 @@ class WorkerProcess:
             lengths = _frames.lengths(header, bounds)
             text = await self._exactly(lengths.text)
             data = await self._exactly(lengths.data)
-            if lengths.text < _BIG:
+            if lengths.text < _frames.BIG:
                 return read(text, data)
-            return await to_thread.run_sync(read, text, data)
+            return await in_thread(read, text, data)
         except EOFError:
             raise LostError("died") from None
         except ValueError as error:

@@ -9,10 +9,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import anyio
-from anyio import to_thread
 
 from ._artifact import Artifact
 from ._errors import KernelsError, ReentryError, ReporterError
+from ._threads import in_thread
 
 Reporter = Callable[[Artifact], Awaitable[object] | object]
 """What `Kernels.reporting` takes: a function of an artifact, `async` or not."""
@@ -48,6 +48,7 @@ class Reporting:
         Raises:
             ReporterError: The reporter raised.
             KernelsError: The reporter raised one, to refuse the artifact with it.
+            KeyboardInterrupt: The program was interrupted in it.
         """
         async with self._lock:
             reporter = self.reporter
@@ -57,7 +58,7 @@ class Reporting:
             token = _calls.set((*_calls.get(), call))
             try:
                 await invoke(reporter, artifact)
-            except KernelsError:
+            except (KernelsError, KeyboardInterrupt):
                 raise
             except BaseException as error:
                 if _cancelled(error):
@@ -100,11 +101,10 @@ async def invoke(reporter: Reporter, artifact: Artifact) -> None:
     A cache that closes does not wait for the thread.
     """
     result: object
-    if inspect.iscoroutinefunction(reporter):
+    calls = (reporter, type(reporter).__call__)
+    if any(map(inspect.iscoroutinefunction, calls)):
         result = reporter(artifact)
     else:
-        result = await to_thread.run_sync(
-            lambda: reporter(artifact), abandon_on_cancel=True
-        )
+        result = await in_thread(reporter, artifact, abandon=True)
     if inspect.isawaitable(result):
         await result

@@ -15,6 +15,8 @@ from ._errors import ClosedError
 
 Arguments = TypeVarTuple("Arguments")
 
+_Dropped = Callable[[], None] | None
+
 logger = logging.getLogger("kernels_async")
 
 
@@ -44,14 +46,15 @@ class Scope:
         self._ended = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
-        self._unstarted: dict[int, Coroutine[Any, Any, None]] = {}
+        self._unstarted: dict[int, tuple[Coroutine[Any, Any, None], _Dropped]] = {}
 
     async def open(self) -> None:
         """Start the supervisor and wait until tasks can be started."""
         if self._parent is None:
             self._supervisor = asyncio.create_task(self._supervise())
+            self._supervisor.add_done_callback(lambda _: self._end())
         else:
-            self._parent.start_soon(self._supervise)
+            self._parent.start_soon(self._supervise, dropped=self._end)
         try:
             await self._opened.wait()
         except BaseException:
@@ -62,8 +65,14 @@ class Scope:
         self,
         function: Callable[[*Arguments], Coroutine[Any, Any, None]],
         *arguments: *Arguments,
+        dropped: Callable[[], None] | None = None,
     ) -> None:
         """Start a task of this scope.
+
+        Args:
+            function: What it does.
+            arguments: With what.
+            dropped: Called if the scope ends before the task has begun.
 
         Raises:
             ClosedError: The scope has ended, or ends.
@@ -71,7 +80,8 @@ class Scope:
         if self._tasks is None or self._closing.is_set():
             raise ClosedError("the cache or its compiler is closed")
         number = next(self._numbers)
-        work = self._unstarted[number] = self._run(number, function, arguments)
+        work = self._run(number, function, arguments)
+        self._unstarted[number] = (work, dropped)
         self._tasks.start_soon(lambda: work, name=function)
 
     async def aclose(self) -> None:
@@ -101,12 +111,17 @@ class Scope:
                 tasks.cancel_scope.cancel()
         finally:
             self._closing.set()
-            for never_awaited in self._unstarted.values():
+            for never_awaited, dropped in self._unstarted.values():
                 never_awaited.close()
+                if dropped is not None:
+                    dropped()
             try:
                 if self._clean_up is not None:
                     with anyio.CancelScope(shield=True):
                         await self._clean_up()
             finally:
-                self._opened.set()
-                self._ended.set()
+                self._end()
+
+    def _end(self) -> None:
+        self._opened.set()
+        self._ended.set()

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
-from anyio import to_thread
-
 from ._errors import SpecificationError
 from ._includes import is_header_name
 from ._reader import read_source
+from ._threads import in_thread
 from ._value import Value
 
 TEXT_LIMIT = 16 << 20
@@ -101,9 +100,7 @@ class Source(Value):
             OSError: A file cannot be read.
         """
         folders = [Path(folder) for folder in include_dirs]
-        text, headers = await to_thread.run_sync(
-            read_source, Path(path), folders, dict(defines)
-        )
+        text, headers = await in_thread(read_source, Path(path), folders, dict(defines))
         return cls(text, headers, re.sub(r"[^\w.+-]", "_", Path(path).name))
 
     @property

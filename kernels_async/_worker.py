@@ -41,6 +41,7 @@ def main() -> None:
     """Serve jobs from standard input until it ends."""
     lock, thread = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, _end)
     _sandbox.die_with_parent(signal.SIGKILL)
     if not (_is_held(lock) and _is_there(thread)):

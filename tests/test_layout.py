@@ -20,6 +20,7 @@ ROWS = [
         "_reader",
         "_outcome",
         "_outside",
+        "_threads",
         "_machine",
         "_resources",
         "_value",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels_async._files import Files
-from kernels_async._locks import KeyLocks, Lock, is_network
+from kernels_async._locks import Hold, KeyLocks, Lock, is_network
 from tests.bars.injection import fork, start
 
 KEY = "ab" + "c" * 62
@@ -187,3 +187,16 @@ def test_a_directory_that_cannot_be_opened_has_no_locks(tmp_path: Path) -> None:
 
     assert lock is not None
     assert not lock.is_held
+
+
+def test_a_lock_that_a_thread_gets_too_late_is_let_go(tmp_path: Path) -> None:
+    """The task that wanted it has ended: nobody else must wait for it."""
+    locks, others = KeyLocks(tmp_path), KeyLocks(tmp_path)
+    with Hold() as hold:
+        pass
+    assert hold.take(lambda: locks.try_acquire(KEY))
+    acquire(others).release()
+    with Hold() as hold:
+        assert hold.take(lambda: locks.try_acquire(KEY))
+        assert others.try_acquire(KEY) is None
+    acquire(others).release()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import numpy as np
 import pytest
 
@@ -337,3 +338,75 @@ async def test_a_build_does_not_wait_for_a_get_that_was_dropped(busy: Kernels) -
 
     async with asyncio.timeout(20):
         await build
+
+
+async def test_threads_that_all_wait_do_not_keep_the_cache_from_loading(
+    warm_dir: Path,
+) -> None:
+    """Anyio's forty threads are those of a web server's endpoints."""
+    async with Kernels.open("cpu", cache_dir=warm_dir, workers=1) as kernels:
+        kernels.reporting(lambda _: None)
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        found: list[Kernel] = []
+
+        async def endpoint() -> None:
+            found.append(
+                await anyio.to_thread.run_sync(kernels.from_thread, SOURCE, "add<1>")
+            )
+
+        async with asyncio.timeout(30), anyio.create_task_group() as tasks:
+            for _ in range(int(limiter.total_tokens)):
+                tasks.start_soon(endpoint)
+    assert len({*map(id, found)}) == 1
+
+
+async def test_closing_from_another_loop_is_refused(kernels: Kernels) -> None:
+    """It would wake tasks of this one from a thread that is not theirs."""
+    await kernels.get(SOURCE, "add<1>")
+    with pytest.raises(WrongLoopError, match="another event loop"):
+        await asyncio.to_thread(lambda: asyncio.run(kernels.aclose()))
+    assert isinstance(await kernels.get(SOURCE, "add<1>"), Kernel)
+
+
+async def test_requests_that_failed_do_not_keep_others_out(warm_dir: Path) -> None:
+    """They stay requested, and count no more."""
+    async with Kernels.open(
+        "cpu", cache_dir=warm_dir, workers=2, max_outstanding=2
+    ) as kernels:
+        broken = [kernels.request(f"nope {n}", "k") for n in range(2)]
+        await asyncio.gather(*broken, return_exceptions=True)
+        assert "outstanding=2" in repr(kernels)
+        assert isinstance(await kernels.get(SOURCE, "add<1>"), Kernel)
+
+
+async def test_dropped_requests_leave_nothing_in_the_queues(busy: Kernels) -> None:
+    """Clients that time out and try again must not fill the memory."""
+    maker = busy.compiler._maker()
+    for number in range(2, 50):
+        waiter = asyncio.create_task(busy.get(SOURCE, f"add<{number}>"))
+        await until(lambda: len(maker._flights) == 2)
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+    assert len(maker._reading._waiting) + len(maker._compiling._waiting) == 0
+    assert len(maker._flights) == 1
+
+
+def test_a_program_that_ends_as_a_cache_opens_ends(warm_dir: Path) -> None:
+    """Also where it closes the cache on its way out."""
+    ended = []
+
+    async def use(kernels: Kernels) -> None:
+        try:
+            await kernels.get(SOURCE, "add<1>")
+        finally:
+            await kernels.aclose()
+            ended.append(True)
+
+    async def main() -> None:
+        compiler = Compiler("cpu", cache_dir=warm_dir)
+        await compiler.__aenter__()
+        tasks.append(asyncio.create_task(use(Kernels(compiler))))
+
+    tasks: list[asyncio.Task[None]] = []
+    asyncio.run(main())
+    assert ended == [True]

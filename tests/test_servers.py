@@ -195,3 +195,43 @@ def test_a_script_from_standard_input_is_served() -> None:
     )
     with server("import sys; exec(sys.stdin.read())", stdin=subprocess.PIPE) as process:
         assert process.communicate(program) == ("_Z4goodILi1EEvPi\n", "")
+
+
+@pytest.mark.parametrize("how", ["ignored", "reaped by the host"])
+def test_a_host_that_takes_the_statuses_of_children_is_served(
+    child_environment: dict[str, str], how: str
+) -> None:
+    """A pre-forking master ignores SIGCHLD, or waits for every child that there is."""
+    program = (
+        PROLOGUE
+        + """
+import signal
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+else:
+    def reap():
+        while True:
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                time.sleep(0.001)
+    threading.Thread(target=reap, daemon=True).start()
+async def main():
+    async with asyncio.timeout(20), Compiler("cpu", workers=1) as compiler:
+        try:
+            await compiler.compile("nope", "k")
+        except CompileError:
+            print("refused")
+        print((await compiler.compile(GOOD, "good<1>")).entry, await compiler.trim())
+asyncio.run(main())
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", program, how],
+        env=child_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (done.stdout, done.stderr) == ("refused\n_Z4goodILi1EEvPi 1\n", "")

@@ -8,22 +8,22 @@ pointer of its source is this process's segmentation fault.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import numbers
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from typing import Any
-
-from anyio import to_thread
 
 from .._artifact import Artifact
 from .._errors import DeviceMismatchError, LaunchError, LoadError
-from .._private import copies
+from .._threads import in_thread
 from ..toolchains._cpu import DYNAMIC_SHARED, DYNAMIC_SHARED_LIMIT
 from ._base import Kernel, refused
+from ._library import exports, load_address, load_library, variable
 
 ABI = 1
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -80,7 +80,7 @@ class CpuKernel(Kernel):
     __slots__ = ("_cpu", "_dynamic", "_run", "parameters")
 
     def __init__(self, cpu: CpuDevice, artifact: Artifact) -> None:
-        library = _load_library(artifact)
+        library = load_library(artifact)
         entry = _Entry.in_dll(library, "kernels_async_entry")
         if entry.abi != ABI:
             raise OSError(f"its interface is {entry.abi}, this library's is {ABI}")
@@ -91,7 +91,7 @@ class CpuKernel(Kernel):
         super().__init__(artifact, cpu.name, attributes, library)
         self._cpu = cpu
         self._run = entry.run
-        self._dynamic = _exports(library, DYNAMIC_SHARED)
+        self._dynamic = exports(library, DYNAMIC_SHARED)
         self.parameters = [
             (parameter.kind, parameter.size)
             for parameter in entry.parameters[: entry.parameter_count]
@@ -143,23 +143,14 @@ class CpuKernel(Kernel):
         """The variable's bytes; see `Kernel.get_global`."""
         import numpy as np
 
-        found = _variable(self.artifact.bytes, name)
+        found = variable(self.artifact.bytes, name)
         if found is None:
             raise KeyError(f"{self!r} has no global {name!r}")
         offset, size, writable = found
-        address = _load_address(self.raw) + offset
+        address = load_address(self.raw, "kernels_async_entry") + offset
         array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
         array.flags.writeable = writable
         return array
-
-
-def _load_library(artifact: Artifact) -> ctypes.CDLL:
-    """The library; from memory where files in the temporary directory may not run."""
-    name, how = f"{artifact.output_digest}.so", os.RTLD_NOW | os.RTLD_LOCAL
-    try:
-        return ctypes.CDLL(str(copies.on_disk(name, artifact.bytes)), how)
-    except OSError:
-        return ctypes.CDLL(str(copies.in_memory(name, artifact.bytes)), how)
 
 
 class CpuDevice:
@@ -185,7 +176,7 @@ class CpuDevice:
 
     async def load(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
         """Load all of them in one hop to a thread; outcomes in order."""
-        return await to_thread.run_sync(self._load_all, artifacts)
+        return await in_thread(self._load_all, artifacts)
 
     def _load_all(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
         return [self._load(artifact) for artifact in artifacts]
@@ -200,16 +191,47 @@ class CpuDevice:
         """Run every block of `launch`, on the caller's thread and the pool's."""
         alone = self._closed or os.getpid() != self._process
         helpers = 0 if alone else min(self._helpers, math.prod(launch.grid) - 1)
-        pointer = ctypes.pointer(launch)
-        waiting = [self._threads.submit(run, pointer) for _ in range(helpers)]
-        run(pointer)
-        for future in waiting:
-            future.result()
+        crew = _Crew(run, launch)
+        try:
+            with contextlib.suppress(RuntimeError):  # no thread, or closed meanwhile
+                for _ in range(helpers):
+                    self._threads.submit(crew.help)
+            run(ctypes.pointer(launch))
+        finally:
+            crew.finish()
 
     def close(self) -> None:
         """End the pool; kernels go on running on their callers' threads."""
         self._closed = True
         self._threads.shutdown()
+
+
+class _Crew:
+    """Those who run the blocks of one launch; who comes when it is over does nothing."""
+
+    def __init__(self, run: Any, launch: _Launch) -> None:
+        self._run = run
+        self._launch = launch
+        self._changed = threading.Condition()
+        self._helping = 0
+        self._over = False
+
+    def help(self) -> None:
+        with self._changed:
+            if self._over:
+                return
+            self._helping += 1
+        try:
+            self._run(ctypes.pointer(self._launch))
+        finally:
+            with self._changed:
+                self._helping -= 1
+                self._changed.notify_all()
+
+    def finish(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.wait_for(lambda: not self._helping)
 
 
 def _extent(what: str, extent: Sequence[int], limits: Sequence[int]) -> Any:
@@ -285,52 +307,3 @@ def _scalar(what: str, kind: int, size: int, argument: float) -> Any:
         raise TypeError(
             f"{what} is {_KINDS[kind]} of {size} bytes, too small for {argument}"
         ) from None
-
-
-class _AddressInfo(ctypes.Structure):
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-def _exports(library: ctypes.CDLL, name: str) -> bool:
-    try:
-        ctypes.c_char.in_dll(library, name)
-    except ValueError:
-        return False
-    return True
-
-
-def _load_address(library: ctypes.CDLL) -> int:
-    """Where the dynamic linker put the library."""
-    info = _AddressInfo()
-    entry = ctypes.addressof(_Entry.in_dll(library, "kernels_async_entry"))
-    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(entry), ctypes.byref(info)):
-        raise OSError("the dynamic linker does not know the library")
-    return int(info.base)
-
-
-def _variable(library: bytes, name: str) -> tuple[int, int, bool] | None:
-    """Offset and size of a variable, and whether it may be written.
-
-    None is exported, so that two libraries cannot mix theirs up. A static one is found
-    by its plain name too, as on a GPU.
-    """
-    from elftools.elf.constants import SH_FLAGS
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.sections import SymbolTableSection
-
-    elf = ELFFile(BytesIO(library))
-    table = elf.get_section_by_name(".symtab")
-    if not isinstance(table, SymbolTableSection):
-        return None
-    for spelled in (name, f"_ZL{len(name)}{name}"):
-        for symbol in table.get_symbol_by_name(spelled) or ():
-            if symbol["st_info"]["type"] == "STT_OBJECT":
-                section = elf.get_section(symbol["st_shndx"])
-                writable = bool(section["sh_flags"] & SH_FLAGS.SHF_WRITE)
-                return int(symbol["st_value"]), int(symbol["st_size"]), writable
-    return None

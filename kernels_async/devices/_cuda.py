@@ -76,9 +76,7 @@ class CudaDevice:
     def __init__(self, cupy: Any, ordinal: int) -> None:
         self._cupy = cupy
         self._ordinal = ordinal
-        self._thread = ThreadPoolExecutor(
-            1, f"kernels_async-cuda:{ordinal}", cupy.cuda.Device(ordinal).use
-        )
+        self._thread = ThreadPoolExecutor(1, f"kernels_async-cuda:{ordinal}")
         self.name = f"cuda:{ordinal}"
         major, minor = (
             cupy.cuda.runtime.deviceGetAttribute(attribute, ordinal)
@@ -108,6 +106,7 @@ class CudaDevice:
         return await loop.run_in_executor(self._thread, self._load_all, artifacts)
 
     def _load_all(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
+        self._cupy.cuda.Device(self._ordinal).use()
         return [self._load(artifact) for artifact in artifacts]
 
     def _load(self, artifact: Artifact) -> Kernel | LoadError:

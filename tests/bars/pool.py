@@ -118,6 +118,14 @@ def _doubled(name: str, first: str, times: int) -> str:
 
 
 _KERNEL = 'extern "C" __global__ void k(int* p)'
+
+
+def _unrolled(times: int) -> str:
+    """Kernels of which each takes a while, and `k`."""
+    names = [*(f"other{number}" for number in range(times)), "k"]
+    return "".join(SLOW.replace("slow(", f"{name}(") for name in names)
+
+
 _COUNT = (
     "template <int N, long M> struct F {{ static const int v = F<N - 1, M * 2>::v + "
     "F<N - 1, M * 2 + 1>::v; }};\n"
@@ -125,8 +133,8 @@ _COUNT = (
     f"{_KERNEL} {{{{ *p = F<{{}}, 1>::v; }}}}\n"
 )
 BOMBS: dict[str, str] = {
-    "unrolled": SLOW.replace("slow(", "k("),
-    "unrolled twice": SLOW.replace("slow(", "other(") + SLOW.replace("slow(", "k("),
+    "unrolled": _unrolled(3),
+    "unrolled more": _unrolled(8),
     "macros": _doubled("A", "x +", 16) + f"{_KERNEL} {{ int x = 0; *p = A15 0; }}\n",
     "macros of text": _doubled("T", '"text"', 16) + f"{_KERNEL} {{ *p = sizeof(T15); }}\n",
     "macros of nothing": _doubled("E", "", 18) + f"E17\n{_KERNEL} {{}}\n",
