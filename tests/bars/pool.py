@@ -151,7 +151,7 @@ BOMBS: dict[str, str] = {
     ),
     "constant expression": (
         "__device__ constexpr int f(int n, int m) { return n < 2 ? m : f(n - 1, m) + f(n - 2, m); }\n"
-        "template <int N> struct R { static const int v = f(21, N) + f(21, -N) + R<N - 1>::v; };\n"
+        "template <int N> struct R { static const int v = f(21, N) + f(21, -N) + f(21, N + 999) + f(21, -N - 999) + R<N - 1>::v; };\n"
         "template <> struct R<0> { static const int v = 0; };\n"
         f"{_KERNEL} {{ *p = R<180>::v; }}\n"
     ),
