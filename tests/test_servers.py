@@ -109,19 +109,22 @@ def namespaced(*command: str) -> list[str]:
     return [*unshare, *command]
 
 
+def printed(command: list[str], environment: dict[str, str]) -> tuple[str, str]:
+    """What a program prints to its two outputs."""
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=50
+    )
+    return done.stdout, done.stderr
+
+
 def test_a_server_that_is_the_first_process_reaps_its_own_orphans(
     child_environment: dict[str, str],
 ) -> None:
     """Compilers of killed workers become its children; no other child's status is taken."""
-    done = subprocess.run(
-        namespaced(sys.executable, "-X", "dev", "-c", PROLOGUE + INIT),
-        env=child_environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
+    told = printed(
+        namespaced(sys.executable, "-X", "dev", "-c", PROLOGUE + INIT), child_environment
     )
-    assert (done.stdout, done.stderr) == ("_Z4goodILi1EEvPi\nleft [2] other 5\n", "")
+    assert told == ("_Z4goodILi1EEvPi\nleft [2] other 5\n", "")
 
 
 def test_a_server_that_adopts_orphans_leaves_no_zombie() -> None:
@@ -226,12 +229,5 @@ async def main():
 asyncio.run(main())
 """
     )
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", program, how],
-        env=child_environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
-    )
-    assert (done.stdout, done.stderr) == ("refused\n_Z4goodILi1EEvPi 1\n", "")
+    told = printed([sys.executable, "-X", "dev", "-c", program, how], child_environment)
+    assert told == ("refused\n_Z4goodILi1EEvPi 1\n", "")
