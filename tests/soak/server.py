@@ -174,8 +174,8 @@ def left() -> dict[str, int]:
 
 
 def _pooled(thread: threading.Thread) -> bool:
-    """Whether it is one of the threads that anyio and asyncio keep for a while."""
-    return thread.name.startswith(("AnyIO", "asyncio_"))
+    """Whether it is one of the threads that anyio and the loops keep for a while."""
+    return thread.name.startswith(("AnyIO", "asyncio_", "uvloop_"))
 
 
 def _what(kind: str) -> object:
