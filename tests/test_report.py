@@ -140,7 +140,7 @@ async def test_a_reporter_installed_later_serves_what_was_there_before(
     seen: list[str] = []
     pendings, clone = requests(kernels), kernels.clone()
     clone.reporting(lambda artifact: seen.append(artifact.symbol))
-    await pendings[0]
+    await asyncio.gather(*pendings)
     kernels.reporting(None)
     await kernels.get(SOURCE, "add<9>")
 
