@@ -305,7 +305,7 @@ class Cache:
 
     def disown(self) -> None:
         """Refuse all work, in a forked child of the process that opened it."""
-        self._ended = (
+        self._ended = self._ended or (
             f"the cache was opened by process {os.getppid()}, of which this one is a "
             "fork: open one here"
         )

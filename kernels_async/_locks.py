@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from ._digest import digest
 from ._files import Files, make_private, opened
+from ._outside import disown_in_children
 from ._private import user_folder
 from ._trust import OWN, open_root
 
@@ -114,7 +114,7 @@ class KeyLocks:
         self._network: dict[int, bool] = {}
         self._locked: list[_LockFile] = []
         self._changing = threading.Lock()
-        _all.add(self)
+        disown_in_children(self)
 
     def try_acquire(self, key: str) -> Lock | None:
         """The lock of `key`, without waiting; `None`: somebody else holds it.
@@ -149,7 +149,7 @@ class KeyLocks:
                     self._files.unlock_byte(file.fd, offset)
                 self._close_if_unused(file)
 
-    def forget(self) -> None:
+    def disown(self) -> None:
         """In a forked child: close the files, so that the parent alone has the locks."""
         self._changing = threading.Lock()
         locked, self._locked = self._locked, []
@@ -227,14 +227,3 @@ def _open_in(files: Files, dir_fd: int, name: str) -> int:
         files.close(fd)
         raise
     return fd
-
-
-_all: weakref.WeakSet[KeyLocks] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for locks in list(_all):
-        locks.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

@@ -89,7 +89,6 @@ def disown_in_children(mine: Forkable) -> None:
 def _after_fork() -> None:
     for mine in list(_live):
         mine.disown()
-    _live.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -204,3 +204,20 @@ def test_a_lock_that_a_thread_gets_too_late_is_let_go(tmp_path: Path) -> None:
         assert hold.take(lambda: locks.try_acquire(KEY))
         assert others.try_acquire(KEY) is None
     acquire(others).release()
+
+
+def test_a_lock_is_its_takers_in_every_generation(tmp_path: Path) -> None:
+    """Though the locks were made before the first fork."""
+    locks = KeyLocks(tmp_path)
+
+    def child() -> None:
+        lock = acquire(locks)
+
+        def grandchild() -> None:
+            lock.release()
+            assert locks.try_acquire(KEY) is None
+
+        assert fork(grandchild) == 0
+        lock.release()
+
+    assert fork(child) == 0
