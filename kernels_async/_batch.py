@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ._errors import ClosedError, OverloadedError
+from ._errors import ClosedError, OverloadedError, SpecificationError
 from ._pending import Attempt, Pending
 from ._source import Source
 from ._specialization import Specialization
@@ -23,7 +23,10 @@ class Batch:
 
     Args:
         limit: How many requests may wait or be built, those that failed not counted;
-            `None` for any number.
+            `None` for any number. It is the caller's `max_outstanding`.
+
+    Raises:
+        SpecificationError: The limit cannot be right.
 
     Attributes:
         by_pair: Every known request by what it was asked as: the hit path's index.
@@ -32,6 +35,10 @@ class Batch:
     """
 
     def __init__(self, limit: int | None) -> None:
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise SpecificationError(
+                f"max_outstanding is a number from 1, or None, not {limit!r}"
+            )
         self._limit = limit
         self.by_pair: dict[Pair, Pending] = {}
         self.outstanding: dict[str, Pending] = {}

@@ -13,13 +13,7 @@ import anyio
 
 from ._batch import Batch
 from ._compiler import Compiler
-from ._errors import (
-    BuildError,
-    ClosedError,
-    DeviceMismatchError,
-    SpecificationError,
-    WrongLoopError,
-)
+from ._errors import BuildError, ClosedError, DeviceMismatchError, WrongLoopError
 from ._lane import Lane
 from ._loader import Loader
 from ._maker import Flight
@@ -55,12 +49,6 @@ class Cache:
     def __init__(
         self, compiler: Compiler, device: Any, max_outstanding: int | None
     ) -> None:
-        if max_outstanding is not None and (
-            not isinstance(max_outstanding, int) or max_outstanding < 1
-        ):
-            raise SpecificationError(
-                f"max_outstanding is a number from 1, or None, not {max_outstanding!r}"
-            )
         self.compiler = compiler
         self.batch = Batch(max_outstanding)
         self.reporting = Reporting(compiler)
@@ -73,12 +61,14 @@ class Cache:
         self._ended: str | None = None
         disown_in_children(self)
 
-    async def _make(self, made: tuple[Pending, Attempt, Flight]) -> None:
+    async def _make(self) -> None:
         """The path of one kernel, from its request to the settled `Pending`.
 
         It runs in a task of the cache's scope, once its artifact is there: callers only
         wait for what it settles.
         """
+        if (made := self._open_parts().lane.take()) is None:
+            return
         pending, attempt, flight = made
         try:
             # store.read, or else pool.compile and store.publish: see `Maker`
@@ -279,8 +269,9 @@ class Cache:
         if self._ended is not None:
             await scope.aclose()
             raise ClosedError("the cache closed while it opened")
-        lane = Lane(scope, _LANE_WIDTH, self._make)
-        self._parts = _Parts(device, scope, Loader(device, scope), lane)
+        self._parts = _Parts(
+            device, scope, Loader(device, scope), Lane(scope, _LANE_WIDTH, self._make)
+        )
 
     async def _open_device(self) -> Device:
         wanted = self._wanted_device

@@ -21,6 +21,11 @@ _TOKEN = re.compile(
     r"""|(?<![\w'])'(?:\\.|[^'\\\n])+'""",
     re.DOTALL,
 )
+_LEADING = re.compile(
+    r"""(?:\s|//(?:\\\r?\n|[^\n])*+|/\*.*?\*/"""
+    r"""|(?:#|%:)(?:\\\r?\n|/\*.*?\*/|[^\n])*+)*+""",
+    re.DOTALL,
+)
 _BLANK = r"(?:[ \t\f\v]|\\\r?\n)*"
 _DIRECTIVE = re.compile(rf"{_BLANK}(?:#|%:){_BLANK}(\w+){_BLANK}((?:[^\n\\]|\\\r?\n|\\)*)")
 _INCLUDED = re.compile(r'(?P<quoted>"[^"\n]+")|(?P<angled><[^>\n]+>)|(?P<macro>\w+)')
@@ -79,6 +84,12 @@ def without_comments(text: str) -> str:
         return match[0]
 
     return _TOKEN.sub(blank, text)
+
+
+def leading_directives(text: str) -> str:
+    """What stands before the first declaration: directives, comments and blank lines."""
+    found = _LEADING.match(text)
+    return found[0] if found else ""
 
 
 def includes(text: str) -> Iterator[Include]:

@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Hashable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ._scope import Scope
 
 T = TypeVar("T", bound=Hashable)
 
 
+class Queue(Protocol[T]):
+    """Items that wait, and which of them is next."""
+
+    def put(self, item: T) -> None:
+        """Add one."""
+
+    def discard(self, item: T) -> None:
+        """Remove one, if it is there."""
+
+    def take(self) -> T | None:
+        """Remove and return the next; `None` if there is none."""
+
+    def __len__(self) -> int: ...
+
+
+class InOrder(Generic[T]):
+    """A queue in the order of coming."""
+
+    def __init__(self) -> None:
+        self._items: dict[T, None] = {}
+
+    def put(self, item: T) -> None:
+        """Add one."""
+        self._items[item] = None
+
+    def discard(self, item: T) -> None:
+        """Remove one, if it is there."""
+        self._items.pop(item, None)
+
+    def take(self) -> T | None:
+        """Remove and return the first; `None` if there is none."""
+        for item in self._items:
+            del self._items[item]
+            return item
+        return None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
 class Lane(Generic[T]):
-    """Does its work for each item, in the order of their coming.
+    """Does its work for each item, so many at once and no more.
 
     It exists because a task, with its stack and its scopes, takes kilobytes, and ten
     thousand requests may wait for two workers.
@@ -19,16 +59,22 @@ class Lane(Generic[T]):
     Args:
         scope: Owns the tasks that do the work.
         width: How many there are at most.
-        work: What to do for one item; it raises nothing.
+        work: Takes one item, as late as it can, and does what there is to do for it; it
+            raises nothing.
+        queue: Says which item is next; by default the first that came.
     """
 
     def __init__(
-        self, scope: Scope, width: int, work: Callable[[T], Coroutine[Any, Any, None]]
+        self,
+        scope: Scope,
+        width: int,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        queue: Queue[T] | None = None,
     ) -> None:
         self._scope = scope
         self._width = width
         self._work = work
-        self._waiting: dict[T, None] = {}
+        self._queue: Queue[T] = InOrder() if queue is None else queue
         self._running = 0
 
     def put(self, item: T) -> None:
@@ -37,25 +83,30 @@ class Lane(Generic[T]):
         Raises:
             ClosedError: The scope has ended, or ends.
         """
-        self._waiting[item] = None
+        self._queue.put(item)
         if self._running < self._width:
             self._running += 1
             try:
                 self._scope.start_soon(self._run)
             except BaseException:
                 self._running -= 1
-                del self._waiting[item]
+                self._queue.discard(item)
                 raise
 
     def discard(self, item: T) -> None:
-        """Have nothing done for `item`, if that has not begun."""
-        self._waiting.pop(item, None)
+        """Have nothing done for `item`, if it has not been taken."""
+        self._queue.discard(item)
+
+    def take(self) -> T | None:
+        """The next item, for the work; `None` if another has taken the last one."""
+        return self._queue.take()
+
+    def __len__(self) -> int:
+        return len(self._queue)
 
     async def _run(self) -> None:
         try:
-            while self._waiting:
-                item = next(iter(self._waiting))
-                del self._waiting[item]
-                await self._work(item)
+            while self._queue:
+                await self._work()
         finally:
             self._running -= 1

@@ -20,6 +20,7 @@ from ._lane import Lane
 from ._locks import Hold
 from ._outcome import Outcome
 from ._outside import disown_in_children
+from ._plan import Plan
 from ._pool import CompilePool, Limits
 from ._private import private_folder, remove_folder
 from ._scope import Scope
@@ -43,17 +44,19 @@ class Flight(Outcome[Artifact]):
     Attributes:
         key: The artifact's key.
         job: What to compile.
+        prefix: What its job shares with others, if it is to be compiled.
         begun: Whether a worker has the job: from then on it is made, wanted or not.
         patience: How long it waits for another process that has its lock.
     """
 
-    __slots__ = ("_maker", "begun", "job", "key", "patience")
+    __slots__ = ("_maker", "begun", "job", "key", "patience", "prefix")
 
     def __init__(self, maker: Maker, key: str, job: Job) -> None:
         super().__init__()
         self._maker = maker
         self.key = key
         self.job = job
+        self.prefix = ""
         self.begun = False
         self.patience: Patience | None = None
 
@@ -114,8 +117,9 @@ class Maker:
         self._timeout = limits.timeout
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._flights: dict[str, Flight] = {}
-        self._reading = Lane(self.scope, _THREADS, self._read)
-        self._compiling = Lane(self.scope, 2 * limits.workers, self._compile)
+        self._plan: Plan[Flight] = Plan(self.pool.sharing)
+        self._reading: Lane[Flight] = Lane(self.scope, _THREADS, self._read)
+        self._compiling = Lane(self.scope, 2 * limits.workers, self._compile, self._plan)
         self._disowned = False
         disown_in_children(self)
 
@@ -180,12 +184,13 @@ class Maker:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
 
-    async def _read(self, flight: Flight) -> None:
+    async def _read(self) -> None:
         """The first step: the artifact from the store, or else it is to be compiled."""
-        if flight.settled:
+        flight = self._reading.take()
+        if flight is None or flight.settled:
             return
         try:
-            artifact = await self.in_thread(self.store.read, flight.key)
+            artifact = await self.in_thread(self._look, flight)
             if artifact is not None:
                 self._succeed(flight, artifact)
                 return
@@ -194,36 +199,59 @@ class Maker:
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
             self._fail(flight, error)
 
-    async def _compile(self, flight: Flight) -> None:
-        """The second step: of all processes that want the artifact, one compiles it.
+    def _look(self, flight: Flight) -> Artifact | None:
+        """The artifact from the store; if there is none, what its compile may share."""
+        artifact = self.store.read(flight.key)
+        if artifact is None:
+            flight.prefix = self.toolchain.prefix(flight.job)
+        return artifact
 
-        Others wait for that process, and no longer than a compile may take: then they
-        compile too, which does no harm.
+    async def _compile(self) -> None:
+        """The second step, for the flight that suits the worker whose turn it is."""
+        with Hold() as hold:
+            async with self.pool.turn:
+                flight = self._compiling.take()
+                if flight is None:
+                    return
+                output = await self._output(flight, hold)
+            if output is not None:
+                await self._keep(flight, output)
+
+    async def _output(self, flight: Flight, hold: Hold) -> Output | None:
+        """What a worker made; `None` if the flight is settled, or waits again.
+
+        Of all processes that want the artifact, one compiles it. Others wait for that
+        process, and no longer than a compile may take: then they compile too, which does
+        no harm.
         """
-        artifact = output = None
         try:
-            with Hold() as hold:
-                async with self.pool.turn:
-                    if flight.settled:
-                        return
-                    if not await self._lock(flight, hold):
-                        self.scope.start_soon(self._read_later, flight)
-                        return
-                    artifact = await self.in_thread(self.store.read, flight.key)
-                    if artifact is None and not flight.settled:
-                        flight.begun = True
-                        output = await self.pool.compile(flight.key, flight.job)
-                if output is not None:
-                    artifact = await self.in_thread(self._keep, flight, output)
+            if flight.settled:
+                return None
+            if not await self._lock(flight, hold):
+                self.scope.start_soon(self._read_later, flight)
+                return None
+            artifact = await self.in_thread(self.store.read, flight.key)
             if artifact is not None:
                 self._succeed(flight, artifact)
+            if flight.settled:
+                return None
+            flight.begun = True
+            more = self._plan.waiting(flight.prefix)
+            return await self.pool.compile(flight.key, flight.job, flight.prefix, more)
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
             self._fail(flight, error)
+            return None
 
-    def _keep(self, flight: Flight, output: Output) -> Artifact:
+    async def _keep(self, flight: Flight, output: Output) -> None:
+        """The last step: the output is an artifact, on disk if that can be."""
         job = flight.job
         named = entries(self.toolchain.identity, job.target, job.source, job.specialization)
-        return self.store.keep(flight.key, named, output)
+        try:
+            artifact = await self.in_thread(self.store.keep, flight.key, named, output)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
+            self._fail(flight, error)
+        else:
+            self._succeed(flight, artifact)
 
     async def _read_later(self, flight: Flight) -> None:
         """Wait for the process that compiles it, and begin again."""

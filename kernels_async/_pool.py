@@ -29,6 +29,7 @@ from ._errors import (
     WorkerCrashed,
 )
 from ._machine import resident_bytes
+from ._memory import MemoryGuard
 from ._private import remove_folder
 from ._process import (
     DiedError,
@@ -39,6 +40,7 @@ from ._process import (
 )
 from ._sandbox import Mode
 from ._scope import Scope
+from ._sharing import Sharing
 from ._threads import in_thread
 from .toolchains import Job, Toolchain
 
@@ -49,10 +51,19 @@ logger = logging.getLogger("kernels_async")
 
 IDLE_SECONDS = 60.0
 START_SECONDS = 120.0
-SAMPLE_SECONDS = 0.05
 RECYCLE_BYTES = 1 << 30
 RECYCLE_JOBS = 1000
 _EXHAUSTED = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One job, and what is known of others like it; see `CompilePool.compile`."""
+
+    key: str
+    job: Job
+    prefix: str
+    more: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,7 @@ class CompilePool:
 
     Attributes:
         turn: Held by whoever compiles: so many at once and no more.
+        sharing: Which workers know which headers.
 
     Args:
         toolchain: What the workers are.
@@ -112,9 +124,10 @@ class CompilePool:
         self._numbers = itertools.count(1)
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
+        self.sharing = Sharing(self._workers, self._idle)
         self._busy: set[WorkerProcess] = set()
         self._freed = anyio.Event()
-        self._guarding = False
+        self._memory = MemoryGuard(scope, limits.memory, self._busy)
 
     def watch(self) -> None:
         """Begin to stop workers that have been idle for a while."""
@@ -124,12 +137,14 @@ class CompilePool:
         """Raise `QuarantinedError` if the job has killed workers before."""
         self._quarantine.check(key, _named(job))
 
-    async def compile(self, key: str, job: Job) -> Output:
+    async def compile(self, key: str, job: Job, prefix: str = "", more: int = 0) -> Output:
         """Compile one job; the caller holds `turn`.
 
         Args:
             key: What the job is known by, when it has killed workers.
             job: What to compile.
+            prefix: What it shares with other jobs, as its toolchain says.
+            more: How many other jobs of that prefix wait.
 
         Raises:
             CompileError: The compiler refused the source.
@@ -140,12 +155,11 @@ class CompilePool:
             QuarantinedError: The job has killed workers before.
         """
         self.refuse(key, job)
-        number = next(self._numbers)
-        frame = await _encode(number, job)
+        work = _Work(key, job, prefix, more)
         try:
-            outcome = await self._try(key, job, number, frame, last=False)
+            outcome = await self._try(work, last=False)
         except LostError:
-            outcome = await self._try(key, job, number, frame, last=True)
+            outcome = await self._try(work, last=True)
         if isinstance(outcome, KernelsError):
             raise outcome
         self._quarantine.forget(key)
@@ -153,7 +167,8 @@ class CompilePool:
 
     async def trim(self) -> int:
         """Stop the idle workers now; how many there were."""
-        idle, self._idle = self._idle, []
+        idle = self._idle.copy()
+        self._idle.clear()
         await self._stop(idle)
         return len(idle)
 
@@ -163,19 +178,20 @@ class CompilePool:
         await self._stop(self._workers)
         self._lifeline.close()
 
-    async def _try(
-        self, key: str, job: Job, number: int, frame: bytes, *, last: bool
-    ) -> Output | KernelsError:
-        """What came of the job.
+    async def _try(self, work: _Work, *, last: bool) -> Output | KernelsError:
+        """What came of the work.
 
         Raises:
-            LostError: Its worker was lost before it began, and this is not the last try: a
-                job that loses two has to do with it.
+            LostError: This is not the last try, and its worker was lost before it began,
+                or died while it shared its headers: a job that loses two has to do with it.
         """
-        worker = await self._acquire()
+        worker = await self._acquire(work.prefix)
         self._busy.add(worker)
+        shared = self.sharing.keep(worker, work.prefix, work.more)
         try:
-            self._guard_memory()
+            self._memory.watch()
+            number = next(self._numbers)
+            frame = await _encode(number, work.job, shared)
             with anyio.fail_after(self._limits.timeout):
                 outcome = await worker.ask(number, frame)
         except BaseException as error:
@@ -183,9 +199,12 @@ class CompilePool:
             lost = isinstance(error, LostError) and not last
             if lost or not isinstance(error, TimeoutError | DiedError | LostError):
                 raise
-            death = self._death(worker, job, error)
+            death = self._death(worker, work.job, error)
             if worker.began or last:
-                self._quarantine.blame(key, death)
+                self._quarantine.blame(work.key, death)
+            if shared and not last and isinstance(death, WorkerCrashed):
+                self.sharing.distrust(work.prefix)
+                raise LostError(str(death)) from None
             raise death from None
         finally:
             self._busy.discard(worker)
@@ -214,11 +233,13 @@ class CompilePool:
             stderr=worker.stderr,
         )
 
-    async def _acquire(self) -> WorkerProcess:
-        """An idle worker, else a new one, else the next that is free."""
+    async def _acquire(self, prefix: str) -> WorkerProcess:
+        """An idle worker that knows the prefix, else any, a new one, the next free one."""
         while True:
             while self._idle:
-                worker = self._idle.pop()
+                known = (worker for worker in self._idle if prefix in worker.prefixes)
+                worker = next(known, self._idle[-1])
+                self._idle.remove(worker)
                 if worker.alive:
                     return worker
                 await self._discard(worker)
@@ -288,44 +309,23 @@ class CompilePool:
             await anyio.sleep(IDLE_SECONDS / 4)
             tired = time.monotonic() - IDLE_SECONDS
             old = [worker for worker in self._idle if worker.idle_since < tired]
-            self._idle = [worker for worker in self._idle if worker not in old]
+            self._idle[:] = [worker for worker in self._idle if worker not in old]
             try:
                 await self._stop(old)
             except Exception:
                 logger.exception("idle workers could not be stopped")
-
-    def _guard_memory(self) -> None:
-        """Begin to watch what busy workers hold, unless that is done already."""
-        if not self._guarding:
-            self._guarding = True
-            self._scope.start_soon(self._stop_hungry)
-
-    async def _stop_hungry(self) -> None:
-        """Kill workers that hold more than a compile may, while any is busy."""
-        try:
-            while self._busy:
-                await anyio.sleep(SAMPLE_SECONDS)
-                for worker, held in await in_thread(_holdings, set(self._busy)):
-                    if held > self._limits.memory and worker in self._busy:
-                        worker.over_memory = True
-                        worker.stop()
-        finally:
-            self._guarding = False
-
-
-def _holdings(workers: set[WorkerProcess]) -> list[tuple[WorkerProcess, int]]:
-    return [(worker, resident_bytes(worker.pid)) for worker in workers]
 
 
 def _named(job: Job) -> str:
     return f"{job.specialization.symbol!r} of {job.source.name}"
 
 
-async def _encode(number: int, job: Job) -> bytes:
+async def _encode(number: int, job: Job, shared: str) -> bytes:
     """The job's frame; big ones are made off the event loop."""
 
     def encode() -> bytes:
-        return _frames.encode({"number": number, "job": job.to_record()})
+        record = {"number": number, "job": job.to_record(), "shared": shared}
+        return _frames.encode(record)
 
     size = len(job.source.text) + sum(map(len, job.source.headers.values()))
     return encode() if size < _frames.BIG else await in_thread(encode)

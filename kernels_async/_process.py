@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -62,6 +63,8 @@ class WorkerProcess:
         sandbox: How it is confined, by its own account, once it has said hello.
         idle_since: When it last had nothing to do.
         jobs: How many it has begun.
+        prefixes: How many jobs of each prefix it was asked.
+        kept: The prefixes whose headers it was told to keep.
         began: Whether it has begun the job that it was last asked.
         over_memory: Whether it was stopped for what it held.
     """
@@ -80,6 +83,8 @@ class WorkerProcess:
         self.sandbox = ""
         self.idle_since = time.monotonic()
         self.jobs = 0
+        self.prefixes: Counter[str] = Counter()
+        self.kept: set[str] = set()
         self.began = False
         self.over_memory = False
         self._unread = bytearray()

@@ -83,7 +83,7 @@ def confine(access: Access, memory: int, mode: Mode) -> str:
         ToolchainError: Landlock is required, and this kernel does not have it.
     """
     os.umask(0o077)
-    said = [_limit(memory)]
+    said = [_limit(memory, access.addresses)]
     if mode == "off":
         return ", ".join(["sandbox off", *said])
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
@@ -104,9 +104,10 @@ def die_with_parent(number: signal.Signals) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0))
 
 
-def _limit(memory: int) -> str:
+def _limit(memory: int, reserved: int) -> str:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    addresses = pages * resource.getpagesize() + _ADDRESSES_PER_BYTE * memory
+    held = pages * resource.getpagesize()
+    addresses = held + reserved + _ADDRESSES_PER_BYTE * memory
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_AS, addresses)
     _lower(resource.RLIMIT_FSIZE, FILE_BYTES)

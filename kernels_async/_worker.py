@@ -68,13 +68,14 @@ def main() -> None:
         number = record["number"]
         _write(answers, _frames.begun(number))
         job = Job.from_record(record["job"])
-        _write(answers, _frames.answer(number, _compile(toolchain, job)))
+        outcome = _compile(toolchain, job, record["shared"])
+        _write(answers, _frames.answer(number, outcome))
 
 
-def _compile(toolchain: Toolchain, job: Job) -> Output | KernelsError:
+def _compile(toolchain: Toolchain, job: Job, shared: str) -> Output | KernelsError:
     try:
         _refuse_host_files(job.source)
-        return toolchain.compile(job)
+        return toolchain.compile(job, shared)
     except KernelsError as error:
         return error
     except MemoryError:

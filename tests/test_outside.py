@@ -387,7 +387,7 @@ async def test_dropped_requests_leave_nothing_in_the_queues(busy: Kernels) -> No
         await until(lambda: len(maker._flights) == 2)
         waiter.cancel()
         await asyncio.gather(waiter, return_exceptions=True)
-    assert len(maker._reading._waiting) + len(maker._compiling._waiting) == 0
+    assert len(maker._reading) + len(maker._compiling) == 0
     assert len(maker._flights) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -58,9 +59,9 @@ async def test_build_waits_for_what_a_get_took_while_it_waited(
         pool = kernels.compiler._maker().pool
         compile_ = pool.compile
 
-        async def compile_at_the_gate(key: str, job: Job) -> Output:
+        async def compile_at_the_gate(key: str, job: Job, *sharing: Any) -> Output:
             await gates[job.specialization.symbol].wait()
-            return await compile_(key, job)
+            return await compile_(key, job, *sharing)
 
         monkeypatch.setattr(pool, "compile", compile_at_the_gate)
         first = asyncio.ensure_future(kernels.get(GOOD, "good<0>"))

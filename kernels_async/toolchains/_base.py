@@ -51,11 +51,13 @@ class Access:
         reads: Files, and folders with everything in them, that it reads.
         executes: Those that it reads and executes.
         writes: Those that it reads and writes.
+        addresses: Bytes of address space that it reserves beyond what a compile needs.
     """
 
     reads: tuple[str, ...] = ()
     executes: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    addresses: int = 0
 
 
 class Toolchain(Protocol):
@@ -75,6 +77,12 @@ class Toolchain(Protocol):
     def configuration(self) -> dict[str, Any]:
         """JSON from which a worker rebuilds it."""
 
+    def prefix(self, job: Job, /) -> str:
+        """A digest of what the job shares with others that one worker compiles faster.
+
+        Empty if it shares nothing.
+        """
+
     def load(self) -> None:
         """Load every module and library that `compile` uses, while they can be read.
 
@@ -85,8 +93,12 @@ class Toolchain(Protocol):
     def access(self) -> Access:
         """What `compile` needs of the host after `load`."""
 
-    def compile(self, job: Job) -> Output:
+    def compile(self, job: Job, shared: str = "", /) -> Output:
         """Compile one job, in the current directory, which is empty and private.
+
+        Args:
+            job: What to compile.
+            shared: The job's prefix, if others of it are to follow.
 
         Raises:
             CompileError: The compiler refused the source.

@@ -105,7 +105,11 @@ class CpuToolchain:
         """The compiler's installation, to execute, and the current folder, to write."""
         return _host_compiler.access(self.command, HEADER)
 
-    def compile(self, job: Job) -> Output:
+    def prefix(self, _: Job, /) -> str:
+        """Nothing: each compile is a process of its own."""
+        return ""
+
+    def compile(self, job: Job, _: str = "", /) -> Output:
         """Compile and link one job, in a folder of its own."""
         started = time.perf_counter()
         with TemporaryDirectory(dir=".") as folder:

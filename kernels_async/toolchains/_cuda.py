@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +28,7 @@ from .._includes import written_out
 from . import _cubin, _nvrtc_log
 from ._base import Access, Job, no_such_kernel
 from ._hints import with_hint
+from ._pch import HEAP_BYTES, PrecompiledHeaders, prefix
 from ._toolkit import (
     INSTALL,
     builtins,
@@ -57,6 +58,9 @@ class CudaToolchain:
     include_dirs: tuple[str, ...]
     version: tuple[int, int]
     identity: str
+    _headers: PrecompiledHeaders = field(
+        default_factory=PrecompiledHeaders, init=False, repr=False, compare=False
+    )
     kind: ClassVar[str] = "cuda"
     filename: ClassVar[str] = "kernel.cubin"
 
@@ -103,25 +107,52 @@ class CudaToolchain:
 
         NVRTC asks for its builtins by name: if they are loaded, no folder is searched.
         """
-        _Nvrtc(self.library).architectures()
+        nvrtc = _Nvrtc(self.library)
+        nvrtc.architectures()
+        nvrtc.call("SetPCHHeapSize", HEAP_BYTES)
         for part in builtins(self.library):
             with contextlib.suppress(OSError):
                 ctypes.CDLL(str(part))
         _cubin.load()
 
     def access(self) -> Access:
-        """NVRTC's folder and the headers."""
-        return Access(reads=(str(Path(self.library).resolve().parent), *self.include_dirs))
+        """NVRTC's folder and the headers; the current folder, for precompiled ones."""
+        return Access(
+            reads=(str(Path(self.library).resolve().parent), *self.include_dirs),
+            writes=(".",),
+            addresses=HEAP_BYTES,
+        )
 
-    def compile(self, job: Job) -> Output:
-        """Compile one job with NVRTC, in this process."""
+    def prefix(self, job: Job, /) -> str:
+        """What its headers, precompiled, depend on."""
+        return prefix(job)
+
+    def compile(self, job: Job, shared: str = "", /) -> Output:
+        """Compile one job with NVRTC, in this process.
+
+        What fails with precompiled headers is compiled again without: if it was not their
+        fault, it fails again, as it should.
+        """
+        options = self._headers.options(shared)
+        if not options:
+            return self._compile(job, options)
+        try:
+            output = self._compile(job, options)
+        except KernelsError:
+            output = self._compile(job, [])
+            self._headers.distrust(shared)
+        else:
+            self._headers.check(shared, job.source, output.diagnostics)
+        return output
+
+    def _compile(self, job: Job, more_options: list[str]) -> Output:
         nvrtc = _Nvrtc(self.library)
         started = time.perf_counter()
         program = nvrtc.program(job)
         try:
             symbol = job.specialization.symbol.encode()
             nvrtc.call("AddNameExpression", program, symbol)
-            status = nvrtc.compile(program, self._options(job))
+            status = nvrtc.compile(program, [*self._options(job), *more_options])
             text = nvrtc.log(program)
             log = _nvrtc_log.parse(text)
             if status != "NVRTC_SUCCESS":
