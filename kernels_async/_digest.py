@@ -19,11 +19,6 @@ from ._specialization import Specialization
 SCHEMA = "kernels_async artifact 1, blake3"
 
 
-def digest(data: bytes) -> str:
-    """The digest of some bytes, as 64 hexadecimal digits."""
-    return blake3(data).hexdigest()
-
-
 def entries(
     identity: str, target: str, source: Source, specialization: Specialization
 ) -> dict[str, str]:
@@ -35,14 +30,12 @@ def entries(
         source: The source; its text, its headers and its name are entries.
         specialization: Symbol, defines and options are entries.
     """
-    headers = {f"header {name}": text for name, text in source.headers.items()}
-    texts = {"source text": source.text, **headers}
     return {
         "schema": SCHEMA,
         "toolchain": identity,
         "target": target,
         "source name": source.name,
-        **{name: f"blake3 {digest(text.encode())}" for name, text in texts.items()},
+        **source.digests,
         "symbol": specialization.symbol,
         **{f"define {name}": str(text) for name, text in specialization.defines.items()},
         "options": " ".join(specialization.options),

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ._digest import digest
 from ._files import Files, make_private, opened
 from ._outside import disown_in_children
 from ._private import user_folder
 from ._trust import OWN, open_root
+from ._value import digest
 
 _NAME = "locks"
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -19,9 +19,9 @@ from blake3 import blake3
 
 from ._artifact import Artifact, Origin, Output
 from ._diagnostics import Diagnostic
-from ._digest import digest
 from ._errors import SpecificationError
 from ._resources import Resources
+from ._value import digest
 
 LAYOUT = "v1"
 _ENVIRONMENT = "KERNELS_ASYNC_CACHE_KEY"

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
@@ -13,7 +14,7 @@ from ._errors import SpecificationError
 from ._includes import is_header_name
 from ._reader import read_source
 from ._threads import in_thread
-from ._value import Value
+from ._value import Value, digest
 
 TEXT_LIMIT = 16 << 20
 
@@ -102,6 +103,13 @@ class Source(Value):
         folders = [Path(folder) for folder in include_dirs]
         text, headers = await in_thread(read_source, Path(path), folders, dict(defines))
         return cls(text, headers, re.sub(r"[^\w.+-]", "_", Path(path).name))
+
+    @cached_property
+    def digests(self) -> Mapping[str, str]:
+        """The digest of each text, by the name of its entry in an artifact's key."""
+        texts = {"source text": self.text}
+        texts |= {f"header {name}": text for name, text in self.headers.items()}
+        return {name: f"blake3 {digest(text.encode())}" for name, text in texts.items()}
 
     @property
     def _parts(self) -> tuple[object, ...]:

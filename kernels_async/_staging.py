@@ -12,8 +12,8 @@ import secrets
 import time
 from pathlib import Path
 
-from ._digest import digest
 from ._files import Files, remove
+from ._value import digest
 
 DEAD_SECONDS = 60.0
 UNKNOWN_SECONDS = 86400.0

@@ -1,9 +1,16 @@
-"""What makes an immutable value cheap to look up in a dictionary."""
+"""What makes an immutable value cheap to look up in a dictionary, and to name."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
+
+from blake3 import blake3
+
+
+def digest(data: bytes) -> str:
+    """The digest of some bytes, as 64 hexadecimal digits."""
+    return blake3(data).hexdigest()
 
 
 class Value:

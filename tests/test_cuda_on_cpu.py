@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kernels_async import Artifact, CompileError, LaunchError, Source, Specialization
-from kernels_async._digest import digest
+from kernels_async._value import digest
 from kernels_async.devices._cpu import CpuDevice, CpuKernel
 from kernels_async.toolchains import Job
 from kernels_async.toolchains._cpu import CpuToolchain

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from .._artifact import Output
 from .._diagnostics import Diagnostic, Severity, printable, summarize
-from .._digest import digest
 from .._errors import (
     CompileError,
     CompileMemoryError,
@@ -29,6 +28,7 @@ from .._errors import (
     ToolchainError,
 )
 from .._specialization import Specialization
+from .._value import digest
 from . import _gnu_log, _host_compiler
 from ._base import Access, Job, kernels_in, no_such_kernel
 from ._hints import with_hint

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .._diagnostics import Diagnostic
-from .._digest import artifact_key, digest
+from .._digest import artifact_key
 from .._includes import leading_directives
 from .._source import Source
 from ._base import Job
@@ -46,7 +46,7 @@ def prefix(job: Job) -> str:
             "directives": directives,
             "defines": repr(list(job.specialization.defines.items())),
             "options": repr(list(job.specialization.options)),
-            **{f"header {n}": digest(t.encode()) for n, t in job.source.headers.items()},
+            **{n: d for n, d in job.source.digests.items() if n != "source text"},
         }
     )
 

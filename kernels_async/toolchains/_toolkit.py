@@ -14,8 +14,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from .._digest import digest
 from .._errors import ToolchainError
+from .._value import digest
 
 INSTALL = "pip install 'kernels_async[cuda13]' (or [cuda12]), or install a CUDA toolkit"
 

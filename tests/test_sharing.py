@@ -1,0 +1,346 @@
+"""Tests of jobs that begin alike: they meet in few workers, and come out the same."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kernels_async import (
+    Artifact,
+    CompileError,
+    Compiler,
+    Source,
+    Specialization,
+    SymbolNotFoundError,
+)
+from kernels_async._includes import leading_directives
+from kernels_async._plan import Plan
+from kernels_async._process import WorkerProcess
+from kernels_async._sharing import Sharing
+from kernels_async.toolchains import Job, Toolchain, find
+from tests.fake_worker import DIE_WITH_HEADERS, FakeWorker
+from tests.processes import GOOD, in_child
+
+HALF = """#include <cuda_fp16.h>
+template <int N> __global__ void fill(__half* p) { *p = __float2half(N); }
+"""
+
+
+@pytest.fixture
+def toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
+    """The cuda toolchain, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    found = find("sm_90")
+    found.load()
+    return found
+
+
+def job(text: str, symbol: str, **more: Any) -> Job:
+    """A job for sm_90; `headers` are the source's, the rest the specialization's."""
+    source = Source(text, more.pop("headers", {}))
+    return Job(source, Specialization(symbol, **more), "sm_90")
+
+
+def images(folder: Path) -> list[Path]:
+    """The precompiled headers beneath a folder."""
+    return list(folder.rglob("*.pch"))
+
+
+@pytest.mark.parametrize("options", [(), ("-G",), ("-lineinfo",), ("-std=c++20",)])
+def test_precompiled_headers_change_no_byte(
+    toolchain: Toolchain, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Neither the compile that makes them nor those that use them."""
+    jobs = [job(HALF, f"fill<{n}>", options=options) for n in range(3)]
+    plain = [toolchain.compile(one) for one in jobs]
+    assert not images(tmp_path)
+
+    shared = [toolchain.compile(one, toolchain.prefix(one)) for one in jobs]
+
+    assert len(images(tmp_path)) == 1
+    assert [o.data for o in shared] == [o.data for o in plain]
+    assert [(o.entry, o.resources) for o in shared] == [
+        (o.entry, o.resources) for o in plain
+    ]
+
+
+def test_a_header_of_another_text_is_another_header(toolchain: Toolchain) -> None:
+    """NVRTC itself does not compare the text of headers that were given in memory."""
+    text = '#include "v.h"\n__global__ void k(int* p) { *p = V; }\n'
+    jobs = [job(text, "k", headers={"v.h": f"#define V {n}\n"}) for n in (1, 2, 1)]
+    plain = [toolchain.compile(one).data for one in jobs]
+
+    shared = [toolchain.compile(one, toolchain.prefix(one)).data for one in jobs]
+
+    assert shared == plain
+    assert shared[0] != shared[1]
+
+
+def test_defines_and_options_are_part_of_what_is_shared(toolchain: Toolchain) -> None:
+    """A header may mean something else under them."""
+    text = "#include <cuda_fp16.h>\n__global__ void k(int* p) { *p = N; }\n"
+    one = job(text, "k", defines={"N": 1})
+    for other in (
+        job(text, "k", defines={"N": 2}),
+        job(text, "k", defines={"N": 1}, options=["--use_fast_math"]),
+        job("#define M 1\n" + text, "k", defines={"N": 1}),
+    ):
+        assert toolchain.prefix(one) != toolchain.prefix(other)
+    assert toolchain.prefix(one) == toolchain.prefix(
+        job(text.replace("= N", "= 2 * N"), "k", defines={"N": 1})
+    )
+
+
+def test_nothing_is_shared_where_nothing_is_included(toolchain: Toolchain) -> None:
+    """An include after the first declaration is none that others begin with."""
+    assert toolchain.prefix(job(GOOD, "good<1>")) == ""
+    late = "__device__ int v;\n#include <cuda_fp16.h>\n__global__ void k() {}\n"
+    assert toolchain.prefix(job(late, "k")) == ""
+    hidden = "// #include <cuda_fp16.h>\n__global__ void k() {}\n"
+    assert toolchain.prefix(job(hidden, "k")) == ""
+
+
+def test_warnings_of_headers_are_told_each_time(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
+    """NVRTC itself tells them once for all who use the precompiled ones."""
+    text = '#include "w.h"\ntemplate <int N> __global__ void k(int* p) { *p = f(); }\n'
+    header = "static inline __device__ int f() { int unused; return 1; }\n"
+    jobs = [job(text, f"k<{n}>", headers={"w.h": header}) for n in range(3)]
+
+    told = [toolchain.compile(o, toolchain.prefix(o)).diagnostics for o in jobs]
+
+    assert told == [toolchain.compile(one).diagnostics for one in jobs]
+    assert all("unused" in diagnostics[0].message for diagnostics in told)
+    assert not images(tmp_path)
+
+
+def test_errors_are_those_of_a_compile_without(toolchain: Toolchain) -> None:
+    """And those that come after it share the headers all the same."""
+    broken = job(HALF.replace("*p =", "*q ="), "fill<1>")
+    missing = job(HALF, "none<1>")
+    shared = toolchain.prefix(missing)
+    for wrong, kind in ((broken, CompileError), (missing, SymbolNotFoundError)):
+        with pytest.raises(kind) as plain:
+            toolchain.compile(wrong)
+        for _ in range(2):
+            with pytest.raises(kind) as with_headers:
+                toolchain.compile(wrong, shared)
+            assert str(with_headers.value) == str(plain.value)
+    good = job(HALF, "fill<1>")
+    assert toolchain.compile(good, shared).data == toolchain.compile(good).data
+    assert images(Path.cwd())
+
+
+def test_a_full_disk_costs_only_time(toolchain: Toolchain) -> None:
+    """What the headers' image does not fit is compiled without."""
+    good = job(HALF, "fill<1>")
+    plain = toolchain.compile(good).data
+
+    def fill() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    def compile_twice() -> str:
+        shared = [toolchain.compile(good, toolchain.prefix(good)).data for _ in range(2)]
+        return f"{shared == [plain, plain]} {images(Path.cwd())}"
+
+    assert in_child(fill, compile_twice)[-1] == repr("True []")
+
+
+def test_nothing_is_kept_where_there_is_no_room(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A disk that fills up while an image is written kills the worker."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 30))
+    good = job(HALF, "fill<1>")
+    assert toolchain.compile(good, toolchain.prefix(good)).entry
+    assert not images(tmp_path)
+
+
+def test_images_that_were_not_used_for_longest_go(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A worker that lives long does not fill the disk."""
+    monkeypatch.setattr("kernels_async.toolchains._pch._KEPT_BYTES", 0)
+    for n in range(3):
+        one = job(f"#define M{n}\n{HALF}", "fill<1>")
+        toolchain.compile(one, toolchain.prefix(one))
+        assert len(images(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "leading"),
+    [
+        ("#include <a>\nint v;", "#include <a>\n"),
+        ("// c\n/* d\n e */ #define A \\\n 1\n\n#if A\nint v;", "// c\n/* d\n e */ #def"),
+        ("#define A /* x\n y */ 1\n#include <b>\nint v;", "#define A /* x\n y */ 1\n#incl"),
+        ("int v;\n#include <a>\n", ""),
+        ("#pragma once", "#pragma once"),
+        ("/* never closed", ""),
+    ],
+)
+def test_directives_end_at_the_first_declaration(text: str, leading: str) -> None:
+    """Whatever comments and continued lines stand among them."""
+    found = leading_directives(text)
+    assert text.startswith(found)
+    assert found.startswith(leading)
+    assert "int v" not in found
+
+
+def test_a_long_comment_is_read_in_no_time() -> None:
+    """Megabytes of license, or of one line, before the first declaration."""
+    for comment in ("/*" + "*/ /*" * 300_000 + "*/", "#" + " /" * 300_000, "// " * 300_000):
+        assert leading_directives(f"{comment}\nint v;") == f"{comment}\n"
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A job that waits, for a plan."""
+
+    name: str
+    prefix: str = ""
+
+
+@dataclass(eq=False)
+class Worker:
+    """What a worker knows, for a plan."""
+
+    prefixes: Counter[str] = field(default_factory=Counter)
+    kept: set[str] = field(default_factory=set)
+
+
+class Workers:
+    """Some workers and the plan of their jobs."""
+
+    def __init__(self, count: int) -> None:
+        self.all = [Worker() for _ in range(count)]
+        self.idle = list(self.all)
+        pretended = (cast("list[WorkerProcess]", each) for each in (self.all, self.idle))
+        self.sharing = Sharing(*pretended)
+        self.plan: Plan[Waiting] = Plan(self.sharing)
+
+    def put(self, count: int, prefix: str) -> None:
+        """Jobs of one prefix that wait."""
+        for number in range(count):
+            self.plan.put(Waiting(f"{prefix}{number}", prefix))
+
+    def start(self, worker: Worker) -> tuple[str, str]:
+        """The next job of a worker: its name, and what it keeps."""
+        self.idle[:] = [worker]
+        taken = self.plan.take()
+        assert taken is not None
+        more = self.plan.waiting(taken.prefix)
+        pretended = cast("WorkerProcess", worker)
+        return taken.name, self.sharing.keep(pretended, taken.prefix, more)
+
+
+def test_a_worker_goes_on_with_what_it_knows() -> None:
+    """And one that knows nothing begins where the most work waits for each."""
+    workers = Workers(3)
+    workers.put(4, "a")
+    workers.put(9, "b")
+    first, second, third = workers.all
+    assert workers.start(first)[0] == "b0"
+    assert workers.start(second)[0] == "a0"
+    assert workers.start(first)[0] == "b1"
+    assert workers.start(third)[0] == "b2"
+    assert workers.start(second)[0] == "a1"
+
+
+def test_long_jobs_begin_first_and_none_is_passed_over_for_ever() -> None:
+    """A job without headers came first, and waits for sixteen that are longer."""
+    workers = Workers(1)
+    workers.put(1, "")
+    workers.put(40, "a")
+    names = [workers.start(workers.all[0])[0] for _ in range(41)]
+    assert names[0] == "a0"
+    assert names.index("0") == 16
+
+
+def test_no_worker_is_idle_while_a_job_waits() -> None:
+    """It takes what another knows better."""
+    workers = Workers(2)
+    workers.put(2, "a")
+    assert workers.start(workers.all[0])[0] == "a0"
+    assert workers.start(workers.all[1])[0] == "a1"
+    assert workers.plan.take() is None
+
+
+def test_headers_are_kept_where_another_compile_follows() -> None:
+    """It pays for two compiles in one worker, and not for one."""
+    workers = Workers(2)
+    workers.put(4, "a")
+    kept = [workers.start(workers.all[turn % 2])[1] for turn in range(4)]
+    assert kept == ["a", "a", "a", "a"]
+
+    alone = Workers(2)
+    alone.put(2, "a")
+    assert [alone.start(worker)[1] for worker in alone.all] == ["a", ""]
+
+    one_by_one = Workers(1)
+    kept = []
+    for _ in range(4):
+        one_by_one.put(1, "a")
+        kept.append(one_by_one.start(one_by_one.all[0])[1])
+    assert kept == ["", "", "a", "a"]
+
+
+def test_what_is_dropped_is_not_planned() -> None:
+    """Nor counted."""
+    plan = Workers(1).plan
+    dropped, other = Waiting("0", "a"), Waiting("1", "a")
+    plan.put(dropped)
+    plan.put(other)
+    plan.discard(dropped)
+    plan.discard(dropped)
+    assert (len(plan), plan.waiting("a")) == (1, 1)
+    assert plan.take() is other
+
+
+@pytest.fixture
+def confined(tmp_path: Path) -> Compiler:
+    """A compiler with one worker in the sandbox."""
+    return Compiler("sm_90", cache_dir=tmp_path / "cache", workers=1, sandbox="auto")
+
+
+async def test_a_batch_of_one_source_shares_its_headers(confined: Compiler) -> None:
+    """In the sandbox too; they go with their worker."""
+    async with confined as compiler:
+        made = await compiler.compile_all([(HALF, f"fill<{n}>") for n in range(4)])
+        assert all(isinstance(artifact, Artifact) for artifact in made), made
+        (worker,) = compiler._maker().pool._workers
+        (image,) = images(Path(worker.folder))
+        assert image.stat().st_size > 1 << 20
+        await compiler.trim()
+        assert not image.exists()
+
+
+async def test_a_single_job_keeps_no_headers(confined: Compiler) -> None:
+    """It would wait for nothing."""
+    async with confined as compiler:
+        await compiler.compile(HALF, "fill<1>")
+        (worker,) = compiler._maker().pool._workers
+        assert not images(Path(worker.folder))
+
+
+async def test_a_worker_that_dies_of_kept_headers_fails_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job is compiled again without, and so are all that begin like it."""
+    fake = FakeWorker(tmp_path)
+    monkeypatch.setattr(sys, "executable", fake.program)
+    text = f"#include <cuda_fp16.h>\n//! {DIE_WITH_HEADERS}\n{GOOD}"
+    async with Compiler("sm_90", cache_dir=tmp_path / "cache", workers=1) as compiler:
+        requests = [(text, f"good<{n}>") for n in range(5)]
+        outcomes = await asyncio.wait_for(compiler.compile_all(requests), 30)
+    assert all(isinstance(outcome, Artifact) for outcome in outcomes), outcomes
+    assert sorted(fake.begun().values()) == [1, 1, 1, 1, 2]
