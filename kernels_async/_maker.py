@@ -15,7 +15,7 @@ import anyio
 from ._artifact import Artifact, Output
 from ._blame import Quarantine
 from ._digest import entries
-from ._errors import ClosedError, ToolchainError
+from ._errors import ClosedError, KernelsError, ToolchainError
 from ._lane import Lane
 from ._locks import Hold
 from ._outcome import Outcome
@@ -32,6 +32,7 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 _THREADS = 8
+_READ_AT_ONCE = 8
 _FIRST_LOOK_SECONDS = 0.005
 _LONGEST_LOOK_SECONDS = 0.25
 
@@ -185,26 +186,40 @@ class Maker:
             del self._flights[flight.key]
 
     async def _read(self) -> None:
-        """The first step: the artifact from the store, or else it is to be compiled."""
-        flight = self._reading.take()
-        if flight is None or flight.settled:
+        """The first step: artifacts from the store; what it lacks is to be compiled.
+
+        A thread reads several, as a hop to it takes as long as a read.
+        """
+        share = min(_READ_AT_ONCE, 1 + len(self._reading) // 2)
+        taken = (self._reading.take() for _ in range(share))
+        flights = [flight for flight in taken if flight is not None and not flight.settled]
+        if not flights:
             return
-        try:
-            artifact = await self.in_thread(self._look, flight)
-            if artifact is not None:
+        found = await self.in_thread(lambda: list(map(self._look, flights)))
+        for flight, artifact in zip(flights, found, strict=True):
+            if isinstance(artifact, Artifact):
                 self._succeed(flight, artifact)
-                return
+            elif artifact is not None:
+                self._fail(flight, artifact)
+            else:
+                self._want_compiled(flight)
+
+    def _look(self, flight: Flight) -> Artifact | Exception | None:
+        """The artifact from the store; if there is none, what its compile may share."""
+        try:
+            artifact = self.store.read(flight.key)
+            if artifact is None:
+                flight.prefix = self.toolchain.prefix(flight.job)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
+            return error
+        return artifact
+
+    def _want_compiled(self, flight: Flight) -> None:
+        try:
             self.pool.refuse(flight.key, flight.job)
             self._compiling.put(flight)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
+        except KernelsError as error:
             self._fail(flight, error)
-
-    def _look(self, flight: Flight) -> Artifact | None:
-        """The artifact from the store; if there is none, what its compile may share."""
-        artifact = self.store.read(flight.key)
-        if artifact is None:
-            flight.prefix = self.toolchain.prefix(flight.job)
-        return artifact
 
     async def _compile(self) -> None:
         """The second step, for the flight that suits the worker whose turn it is."""

@@ -107,7 +107,7 @@ class Store:
 
     def path(self, key: str) -> Path:
         """Where the compiled bytes of that key lie, if they do."""
-        return self._place(key) / self._filename
+        return self._place(key, self._filename)
 
     def read(self, key: str) -> Artifact | None:
         """The verified artifact of that key, or `None`: it is missing or damaged.
@@ -227,8 +227,8 @@ class Store:
             self.set_aside(root, shard, key, damage)
             return None
 
-    def _place(self, key: str) -> Path:
-        return self.root / self._seal.namespace / key[:2] / key[2:]
+    def _place(self, key: str, *name: str) -> Path:
+        return Path(f"{self.root}/{self._seal.namespace}/{key[:2]}/{key[2:]}", *name)
 
     def _read(self, key: str) -> Artifact | None:
         try:
@@ -246,7 +246,7 @@ class Store:
         if record.key != key:
             raise ValueError(f"it holds the artifact {record.key}")
         data = self._contents(entry, filename, LARGEST_OUTPUT)
-        return record.artifact(data, self._place(key) / filename, origin)
+        return record.artifact(data, self._place(key, filename), origin)
 
     def _contents(self, entry: int, name: str, most: int) -> bytes:
         """A file's bytes; what is no file that the store would have made is damage."""
