@@ -1,8 +1,8 @@
 """A child process and its pipes, for asyncio.
 
-asyncio's own takes several turns of the loop to start one, and a loop that ends between
-them waits for ever; this one is started in one step. It needs no task, and takes the exit
-status of no other child.
+asyncio's own holds the loop up until the new program is loaded, and one that ends meanwhile
+waits for ever; this one is started in a thread, and killed if nobody waits for it any more.
+It needs no task, and takes the exit status of no other child.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 
 import anyio
+
+from ._spawn import Spawned
 
 _CHUNK = 1 << 16
 _LAST_WORDS = 4096
@@ -23,61 +25,57 @@ _PATIENCE = 1.0
 
 
 class Child:
-    """One process, the leader of a session and a process group of its own.
+    """One process and its pipes, as an event loop sees it.
 
     Args:
-        command: Its program and arguments.
-        folder: Its working directory.
-        environment: Its environment.
-        keep: A descriptor that it inherits.
+        process: The process, just started.
 
     Attributes:
         pid: Its number, and that of its group.
+        returncode: Its exit status, negative for a signal; `None` while it is not known
+            to end.
         last_words: The last of what it wrote to its standard error.
 
     Raises:
-        OSError: It cannot be started.
-        RuntimeError: There is no thread to wait for it.
+        RuntimeError: There is no thread to wait for it; it is killed.
     """
 
-    def __init__(
-        self, command: Sequence[str], folder: str, environment: Mapping[str, str], keep: int
-    ) -> None:
-        self._process = subprocess.Popen(
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,
-            pass_fds=[keep],
-        )
-        self.pid = self._process.pid
+    def __init__(self, process: Spawned) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.returncode: int | None = None
         self.last_words = b""
         self._killing = threading.Lock()
         self._may_be_killed = True
-        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
-        self._pipes = [pipe for pipe in pipes if pipe is not None]
-        self._stdin, self._stdout, self._stderr = (pipe.fileno() for pipe in self._pipes)
-        for descriptor in (self._stdin, self._stdout, self._stderr):
+        self._open = True
+        for descriptor in (process.stdin, process.stdout, process.stderr):
             os.set_blocking(descriptor, False)
         self._ended, self._silent = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
         try:
             threading.Thread(target=self._watch, daemon=True).start()
         except BaseException:
-            self.kill_group()
-            self._process.wait()
-            self._close_pipes()
+            end(process)
             raise
-        self._loop.add_reader(self._stderr, self._listen)
+        self._loop.add_reader(process.stderr, self._listen)
 
-    @property
-    def returncode(self) -> int | None:
-        """Its exit status, negative for a signal; `None` while it is not known to end."""
-        return self._process.returncode
+    @classmethod
+    async def start(cls, thread: Executor, function: Callable[[], Spawned]) -> Child:
+        """What `function` starts in a thread; killed if the caller does not wait for it.
+
+        The kernel takes the thread for the process's parent: it has to live as long.
+
+        Raises:
+            OSError: It cannot be started.
+            RuntimeError: There is no thread to start it, or to wait for it.
+        """
+        starting = thread.submit(function)
+        try:
+            process = await asyncio.wrap_future(starting)
+        except BaseException:
+            starting.add_done_callback(_end_started)
+            raise
+        return cls(process)
 
     async def send(self, data: bytes) -> None:
         """Write to its standard input; nothing, if it does not read any more."""
@@ -85,13 +83,13 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             while view:
                 try:
-                    view = view[os.write(self._stdin, view) :]
+                    view = view[os.write(self._process.stdin, view) :]
                 except BlockingIOError:
-                    await _writable(self._stdin)
+                    await _writable(self._process.stdin)
 
     async def read_output(self) -> bytes:
         """Some of its standard output; nothing at its end."""
-        return await _read(self._stdout)
+        return await _read(self._process.stdout)
 
     def kill_group(self) -> None:
         """Kill it and everything in its group that it started, unless it is reaped.
@@ -107,7 +105,7 @@ class Child:
 
         Nobody may be reading or writing them.
         """
-        if not self._pipes:
+        if not self._open:
             return
         await self._ended.wait()
         with anyio.move_on_after(_PATIENCE):
@@ -115,8 +113,9 @@ class Child:
         with anyio.move_on_after(_PATIENCE):
             while self._reap_group():  # noqa: ASYNC110 - it sets no event
                 await anyio.sleep(0.005)
-        self._loop.remove_reader(self._stderr)
-        self._close_pipes()
+        self._loop.remove_reader(self._process.stderr)
+        self._process.close()
+        self._open = False
 
     def _watch(self) -> None:
         """Wait in a thread for its end, and kill what it leaves in its group."""
@@ -125,17 +124,17 @@ class Child:
             self.kill_group()
         with self._killing:
             self._may_be_killed = False
-        self._process.wait()
+        self.returncode = _reap(self.pid)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._ended.set)
 
     def _listen(self) -> None:
         """Read some of its standard error, and keep the last of it."""
         with contextlib.suppress(BlockingIOError):
-            chunk = os.read(self._stderr, _CHUNK)
+            chunk = os.read(self._process.stderr, _CHUNK)
             self.last_words = (self.last_words + chunk)[-_LAST_WORDS:]
             if not chunk:
-                self._loop.remove_reader(self._stderr)
+                self._loop.remove_reader(self._process.stderr)
                 self._silent.set()
 
     def _reap_group(self) -> bool:
@@ -150,10 +149,26 @@ class Child:
             return False
         return True
 
-    def _close_pipes(self) -> None:
-        pipes, self._pipes = self._pipes, []
-        for pipe in pipes:
-            pipe.close()
+
+def end(process: Spawned) -> None:
+    """Kill a process that nobody wants, with everything in its group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    _reap(process.pid)
+    process.close()
+
+
+def _end_started(starting: Future[Spawned]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        end(starting.result())
+
+
+def _reap(pid: int) -> int:
+    """Wait for the end of a process; its exit status, 0 if another has taken that."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return 0
 
 
 async def _read(descriptor: int) -> bytes:

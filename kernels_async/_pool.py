@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
@@ -114,6 +115,7 @@ class CompilePool:
         self._quarantine = quarantine
         self._circuit = Circuit()
         self._lifeline = Lifeline()
+        self._starter = ThreadPoolExecutor(1, "kernels_async-workers")
         self._configuration = _frames.encode(
             {
                 "toolchain": toolchain.configuration(),
@@ -176,6 +178,7 @@ class CompilePool:
         """Stop every worker."""
         self._idle.clear()
         await self._stop(self._workers)
+        self._starter.shutdown(wait=False)
         self._lifeline.close()
 
     async def _try(self, work: _Work, *, last: bool) -> Output | KernelsError:
@@ -258,7 +261,7 @@ class CompilePool:
     async def _start(self) -> WorkerProcess:
         folder = await in_thread(make_folder, self._folder)
         try:
-            worker = WorkerProcess(folder, self._lifeline)
+            worker = await WorkerProcess.start(self._starter, folder, self._lifeline)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await in_thread(remove_folder, folder)

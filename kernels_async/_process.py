@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from ._artifact import Output
 from ._child import Child
 from ._diagnostics import printable
 from ._errors import KernelsError
+from ._spawn import spawn
 from ._threads import in_thread
 
 T = TypeVar("T")
@@ -57,6 +59,10 @@ class Lifeline:
 class WorkerProcess:
     """One worker process, the pipes to it and the folder that it sits in.
 
+    Args:
+        child: The process, just started.
+        folder: The folder.
+
     Attributes:
         pid: Its number, and that of its process group.
         folder: Its private folder, removed by the owner.
@@ -69,15 +75,8 @@ class WorkerProcess:
         over_memory: Whether it was stopped for what it held.
     """
 
-    def __init__(self, folder: str, lifeline: Lifeline) -> None:
-        module = f"{__package__}._worker"
-        watched = (lifeline.descriptor, threading.get_native_id())
-        self._child = Child(
-            [sys.executable, "-P", "-m", module, *map(str, watched)],
-            folder,
-            _environment(folder),
-            keep=lifeline.descriptor,
-        )
+    def __init__(self, child: Child, folder: str) -> None:
+        self._child = child
         self.pid = self._child.pid
         self.folder = folder
         self.sandbox = ""
@@ -88,6 +87,30 @@ class WorkerProcess:
         self.began = False
         self.over_memory = False
         self._unread = bytearray()
+
+    @classmethod
+    async def start(
+        cls, thread: Executor, folder: str, lifeline: Lifeline
+    ) -> WorkerProcess:
+        """Start one.
+
+        Args:
+            thread: One thread, which lives as long as the worker may.
+            folder: An empty folder for it.
+            lifeline: What it watches.
+
+        Raises:
+            OSError: It cannot be started.
+            RuntimeError: There is no thread for it.
+        """
+        watched = (lifeline.descriptor, threading.get_native_id())
+        module = f"{__package__}._worker"
+        command = [sys.executable, "-P", "-m", module, *map(str, watched)]
+        environment = _environment(folder)
+        child = await Child.start(
+            thread, lambda: spawn(command, folder, environment, lifeline.descriptor)
+        )
+        return cls(child, folder)
 
     @property
     def alive(self) -> bool:

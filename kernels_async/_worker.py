@@ -10,6 +10,7 @@ a job.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -62,7 +63,7 @@ def main() -> None:
         return
     if access.executes:
         _sandbox.die_with_parent(signal.SIGTERM)
-    threading.Thread(target=_watch, args=(lock,), daemon=True).start()
+    threading.Thread(target=_watch, args=(lock, thread), daemon=True).start()
     _write(answers, _frames.hello(sandbox))
     while (record := _read(jobs)) is not None:
         number = record["number"]
@@ -103,11 +104,11 @@ def _includes(name: str, text: str) -> list[Include]:
         raise CompileError(f"{name}: error: {error}") from error
 
 
-def _watch(lock: int) -> None:
-    """End when the server does, though a child of its may hold the pipes open."""
+def _watch(lock: int, thread: int) -> None:
+    """End when the server or its loop's thread does, whoever holds the pipes open."""
     pipe = select.poll()
     pipe.register(0, 0)
-    while _is_held(lock) and not pipe.poll(_WATCH_MILLISECONDS):
+    while _is_held(lock) and _is_there(thread) and not pipe.poll(_WATCH_MILLISECONDS):
         pass
     _end()
 
@@ -122,11 +123,12 @@ def _is_held(lock: int) -> bool:
 
 
 def _is_there(thread: int) -> bool:
-    """Whether a thread of the server lives; one that ended before sends no signal."""
-    try:
-        os.kill(thread, 0)
-    except ProcessLookupError:
-        return False
+    """Whether a thread lives, also one that this process may send no signal."""
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(thread, 0)
+        except ProcessLookupError:
+            return False
     return True
 
 

@@ -43,10 +43,16 @@ CPU_SLOW = (
 
 
 def children(process: int | None = None) -> list[int]:
-    """The process numbers of a process's children; by default of this one's."""
+    """The process numbers of a process's children, whichever thread started them.
+
+    By default of this one's.
+    """
+    found: list[int] = []
     number = os.getpid() if process is None else process
-    text = Path(f"/proc/{number}/task/{number}/children").read_text()
-    return [int(child) for child in text.split()]
+    for thread in Path(f"/proc/{number}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 async def until(condition: Callable[[], Any]) -> Any:
@@ -58,12 +64,10 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 def descendants(process: int) -> list[int]:
-    """The process numbers of everything below a process, whichever thread started it."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{process}/task").iterdir():
-            found += map(int, (thread / "children").read_text().split())
-    return [number for child in found for number in (child, *descendants(child))]
+    """The process numbers of everything below a process."""
+    with contextlib.suppress(OSError):  # it has ended
+        return [n for child in children(process) for n in (child, *descendants(child))]
+    return []
 
 
 def is_alive(process: int) -> bool:

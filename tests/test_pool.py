@@ -404,7 +404,7 @@ async def test_closing_in_the_middle_of_a_compile_leaves_nothing() -> None:
     began = time.monotonic()
     async with Compiler("sm_90", workers=2) as compiler:
         slow = asyncio.create_task(compiler.compile(SLOW, "slow"))
-        (worker,) = await until(children)
+        (worker,) = await until(lambda: at_work(compiler))
         folder = Path(f"/proc/{worker}/cwd").resolve()
     with pytest.raises(KernelsError, match="closed"):
         await slow
