@@ -10,13 +10,26 @@ from .._artifact import Artifact
 from .._private import copies
 
 
+_linker = ctypes.CDLL(None)
+_linker.dlopen.restype = ctypes.c_void_p
+_linker.dlerror.restype = ctypes.c_char_p
+
+
 def load_library(artifact: Artifact) -> ctypes.CDLL:
     """The library; from memory where files in the temporary directory may not run."""
-    name, how = f"{artifact.output_digest}.so", os.RTLD_NOW | os.RTLD_LOCAL
+    name = f"{artifact.output_digest}.so"
     try:
-        return ctypes.CDLL(str(copies.on_disk(name, artifact.bytes)), how)
+        return _open(str(copies.on_disk(name, artifact.bytes)))
     except OSError:
-        return ctypes.CDLL(str(copies.in_memory(name, artifact.bytes)), how)
+        return _open(str(copies.in_memory(name, artifact.bytes)))
+
+
+def _open(path: str) -> ctypes.CDLL:
+    """The library at a path; other threads go on meanwhile, as `ctypes` has them wait."""
+    handle = _linker.dlopen(os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL)
+    if not handle:
+        raise OSError((_linker.dlerror() or b"unknown").decode(errors="replace"))
+    return ctypes.CDLL(path, handle=handle)
 
 
 class _AddressInfo(ctypes.Structure):
@@ -41,7 +54,7 @@ def load_address(library: ctypes.CDLL, symbol: str) -> int:
     """Where the dynamic linker put the library that has a symbol of that name."""
     info = _AddressInfo()
     entry = ctypes.addressof(ctypes.c_char.in_dll(library, symbol))
-    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(entry), ctypes.byref(info)):
+    if not _linker.dladdr(ctypes.c_void_p(entry), ctypes.byref(info)):
         raise OSError("the dynamic linker does not know the library")
     return int(info.base)
 
