@@ -9,7 +9,6 @@ from io import BytesIO
 from .._artifact import Artifact
 from .._private import copies
 
-
 _linker = ctypes.CDLL(None)
 _linker.dlopen.restype = ctypes.c_void_p
 _linker.dlerror.restype = ctypes.c_char_p
