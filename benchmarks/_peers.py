@@ -1,7 +1,8 @@
 """What a user would pick instead: plain NVRTC, CuPy, cuda.core.
 
 Each has the same options and target. The toolkit's headers are the same too, but for
-CuPy, which looks in the CCCL that it bundles first.
+CuPy, which looks in the CCCL that it bundles first. Process pools import this module, so it
+imports no more than they need.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from _sources import OPTIONS
+OPTIONS = ("-std=c++17",)
 
 
 def toolchain() -> dict[str, Any]:
@@ -114,3 +115,28 @@ class _NotLoaded:
 
 def _cupy_options() -> tuple[str, ...]:
     return (*OPTIONS, *(f"-I{folder}" for folder in toolchain()["include_dirs"]))
+
+
+def core_key(target: str) -> Callable[[str, str], bytes]:
+    """A function that makes the key of a request as users of cuda.core's cache do.
+
+    Who has include folders must vouch for their contents with a digest of his own, which
+    costs nothing here.
+    """
+    from cuda.core import ProgramOptions
+    from cuda.core.utils import make_program_cache_key
+
+    include_dirs = toolchain()["include_dirs"]
+
+    def key(text: str, symbol: str) -> bytes:
+        made: bytes = make_program_cache_key(
+            code=text,
+            code_type="c++",
+            options=ProgramOptions(arch=target, std="c++17", include_path=include_dirs),
+            target_type="cubin",
+            name_expressions=[symbol],
+            extra_digest=b"the toolkit's headers",
+        )
+        return made
+
+    return key

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 
-from kernels_async import Specialization
+from _peers import OPTIONS
 
-OPTIONS = ("-std=c++17",)
+from kernels_async import Artifact, Compiler, Specialization
+
 Request = tuple[str, str]
 
 CUB = """
@@ -117,3 +118,15 @@ def heavy(count: int, quick: bool) -> list[Request]:
 def specialized(requests: list[Request]) -> list[tuple[str, Specialization]]:
     """The requests as this library takes them, with everyone's options."""
     return [(text, Specialization(symbol, options=OPTIONS)) for text, symbol in requests]
+
+
+async def artifacts(compiler: Compiler, requests: list[Request]) -> list[Artifact]:
+    """The artifacts of one `compile_all`; the first failure is raised."""
+    outcomes = await compiler.compile_all(specialized(requests))
+    return [_made(outcome) for outcome in outcomes]
+
+
+def _made(outcome: Artifact | Exception) -> Artifact:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome

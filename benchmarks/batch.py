@@ -26,10 +26,10 @@ from _peers import (
     nvrtc_options,
     toolchain,
 )
-from _sources import Request, heavy, small, specialized
+from _sources import Request, artifacts, heavy, small, specialized
 from _table import Options, Row, main
 
-from kernels_async import Artifact, Compiler, Kernels
+from kernels_async import Compiler, Kernels
 
 TITLE = "batch: seconds for a cold batch of kernels"
 EXCLUDES = (
@@ -96,18 +96,11 @@ async def compiled(
     """Seconds of this library's compiler, and the sum of its workers' compile times."""
     async with Compiler(target, workers=workers) as compiler:
         if started:
-            await compiler.compile_all(specialized(small(workers, first=1_000)))
+            await artifacts(compiler, small(workers, first=1_000))
         began = time.perf_counter()
-        artifacts = await compiler.compile_all(specialized(requests))
+        made = await artifacts(compiler, requests)
         took = time.perf_counter() - began
-    return took, sum(_seconds(artifact) for artifact in artifacts)
-
-
-def _seconds(artifact: Artifact | Exception) -> float:
-    if isinstance(artifact, Exception):
-        raise artifact
-    assert artifact.origin == "compiled"  # noqa: S101 - or nothing was measured
-    return artifact.compile_seconds
+    return took, sum(artifact.compile_seconds for artifact in made)
 
 
 async def loaded(requests: list[Request], device: str, workers: int) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from _fresh import fresh
 from _peers import cupy_maker
@@ -29,7 +28,22 @@ SOURCE, SYMBOL = TEXT + "// " + "x" * 10_000, "add<1>"
 
 COROUTINE, KEY_COROUTINE = "coroutine: pairs[source, spec]", "coroutine: keys[key]"
 LOOK_UP, KEY_LOOK_UP = "pairs[source, spec]", "keys[key]"
-CUPY = "cupy.RawModule(...).get_function(name)"
+GET, LOADED = "await kernels.get(source, spec)", "kernels.loaded(source, spec)"
+KEYED_GET, KEYED_LOADED = "await keyed.get(key, make)", "keyed.loaded(key)"
+LRU, CUPY = "functools.lru_cache", "cupy.RawModule(...).get_function(name)"
+COMPARED = (
+    (COROUTINE, COROUTINE),
+    (GET, COROUTINE),
+    (GET, KEY_COROUTINE),
+    (LRU, COROUTINE),
+    (CUPY, COROUTINE),
+    (KEY_COROUTINE, KEY_COROUTINE),
+    (KEYED_GET, KEY_COROUTINE),
+    (LOOK_UP, LOOK_UP),
+    (LOADED, LOOK_UP),
+    (KEY_LOOK_UP, KEY_LOOK_UP),
+    (KEYED_LOADED, KEY_LOOK_UP),
+)
 
 
 def measure(options: Options) -> list[Row]:
@@ -38,21 +52,9 @@ def measure(options: Options) -> list[Row]:
     times = fresh(hits, options.device, calls)
     times[CUPY] = fresh(cupy_hit, options.target, calls // 10) if options.on_gpu else None
     return [
-        (name, took, None if took is None else took / times[base], base)
-        for name, took in times.items()
-        for base in [_base(name)]
+        (name, times[name], times[name] and times[name] / times[base], base)
+        for name, base in COMPARED
     ]
-
-
-def _base(name: str) -> str:
-    """The bare operation that one compares to."""
-    if name in (KEY_COROUTINE, "await keyed.get(key, make)"):
-        return KEY_COROUTINE
-    if name in (KEY_LOOK_UP, "keyed.loaded(key)"):
-        return KEY_LOOK_UP
-    if name in (LOOK_UP, "kernels.loaded(source, spec)"):
-        return LOOK_UP
-    return COROUTINE
 
 
 async def hits(device: str, calls: int) -> dict[str, float]:
@@ -60,11 +62,11 @@ async def hits(device: str, calls: int) -> dict[str, float]:
     source, spec = Source(SOURCE), Specialization(SYMBOL)
     pairs, keys = {(source, spec): object()}, {1: object()}
 
-    async def by_pair() -> object:
+    async def by_pair(source: Source, spec: Specialization) -> object:
         return pairs[source, spec]
 
-    async def by_key() -> object:
-        return keys[1]
+    async def by_key(key: int) -> object:
+        return keys[key]
 
     @functools.lru_cache
     def remembered(source: Source, spec: Specialization) -> object:
@@ -74,22 +76,22 @@ async def hits(device: str, calls: int) -> dict[str, float]:
         await kernels.get(source, spec)
         keyed = kernels.keyed()
         await keyed.get(1, lambda _: (source, spec))
-        awaited_calls: dict[str, Callable[[], Awaitable[Any]]] = {
-            COROUTINE: by_pair,
-            "await kernels.get(source, spec)": lambda: kernels.get(source, spec),
-            KEY_COROUTINE: by_key,
-            "await keyed.get(key, make)": lambda: keyed.get(1, _never),
+        coroutines: dict[str, Callable[[], Awaitable[object]]] = {
+            COROUTINE: lambda: by_pair(source, spec),
+            GET: lambda: kernels.get(source, spec),
+            KEY_COROUTINE: lambda: by_key(1),
+            KEYED_GET: lambda: keyed.get(1, _never),
         }
-        plain_calls: dict[str, Callable[[], object]] = {
+        functions: dict[str, Callable[[], object]] = {
+            LRU: lambda: remembered(source, spec),
             LOOK_UP: lambda: pairs[source, spec],
-            "kernels.loaded(source, spec)": lambda: kernels.loaded(source, spec),
+            LOADED: lambda: kernels.loaded(source, spec),
             KEY_LOOK_UP: lambda: keys[1],
-            "keyed.loaded(key)": lambda: keyed.loaded(1),
-            "functools.lru_cache": lambda: remembered(source, spec),
+            KEYED_LOADED: lambda: keyed.loaded(1),
         }
         return {
-            **{name: await awaited(call, calls) for name, call in awaited_calls.items()},
-            **{name: called(call, calls) for name, call in plain_calls.items()},
+            **{name: await awaited(call, calls) for name, call in coroutines.items()},
+            **{name: called(call, calls) for name, call in functions.items()},
         }
 
 
@@ -104,7 +106,7 @@ def cupy_hit(target: str, calls: int) -> float:
     return called(lambda: make(SOURCE, SYMBOL), calls)
 
 
-async def awaited(call: Callable[[], Awaitable[Any]], calls: int) -> float:
+async def awaited(call: Callable[[], Awaitable[object]], calls: int) -> float:
     """Nanoseconds of one awaited call."""
     least = float("inf")
     for _ in range(ROUNDS):
