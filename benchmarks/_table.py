@@ -86,12 +86,17 @@ def main(
     parser = argparse.ArgumentParser(
         description=document, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("device", nargs="?", help="cpu or cuda:0; by default a GPU if any")
+    parser.add_argument(
+        "device",
+        nargs="?",
+        choices=("cpu", "cuda:0"),
+        help="by default the GPU if there is one; CUDA_VISIBLE_DEVICES says which",
+    )
     parser.add_argument("--json", nargs="?", const="-", metavar="PATH")
     parser.add_argument("--workers", type=int, help="by default the number of CPUs")
     parser.add_argument("--quick", action="store_true", help="tiny: figures mean nothing")
     given = parser.parse_args()
-    machine = Machine(**fresh(describe, _ordinal(given.device)))
+    machine = Machine(**fresh(describe))
     options = _options(given, machine)
     rows = measure(options)
     if given.json is None:
@@ -112,9 +117,9 @@ def main(
         Path(given.json).write_text(text + "\n")
 
 
-def describe(ordinal: int) -> dict[str, Any]:
+def describe() -> dict[str, Any]:
     """The fields of `Machine`; loads CuPy, so it runs in a process of its own."""
-    gpu, target, cupy = _gpu(ordinal)
+    gpu, target, cupy = _gpu()
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "processor": _processor(),
@@ -138,19 +143,14 @@ def _options(given: argparse.Namespace, machine: Machine) -> Options:
     )
 
 
-def _ordinal(device: str | None) -> int:
-    _, _, number = (device or "").partition(":")
-    return int(number or 0)
-
-
-def _gpu(ordinal: int) -> tuple[str | None, str | None, str | None]:
+def _gpu() -> tuple[str | None, str | None, str | None]:
     """The GPU's name and target, and CuPy's version; `None` for what there is not."""
     try:
         import cupy
     except ImportError:
         return None, None, None
     try:
-        found = cupy.cuda.runtime.getDeviceProperties(ordinal)
+        found = cupy.cuda.runtime.getDeviceProperties(0)
     except cupy.cuda.runtime.CUDARuntimeError:
         return None, None, cupy.__version__
     return found["name"].decode(), f"sm_{found['major']}{found['minor']}", cupy.__version__

@@ -23,6 +23,7 @@ from _peers import (
     cupy_maker,
     cupy_name,
     load_nvrtc,
+    make_context,
     nvrtc_options,
     toolchain,
 )
@@ -105,6 +106,7 @@ async def compiled(
 
 async def loaded(requests: list[Request], device: str, workers: int) -> float:
     """Seconds until every kernel is loaded."""
+    make_context()
     async with Kernels.open(device, workers=workers) as kernels:
         began = time.perf_counter()
         pendings = [kernels.request(*request) for request in specialized(requests)]

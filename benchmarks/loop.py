@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from _fresh import fresh
-from _peers import cupy_maker, cupy_name
+from _peers import cupy_maker, cupy_name, make_context
 from _sources import Request, artifacts, heavy, small, specialized
 from _table import Options, Row, main
 
@@ -120,6 +120,7 @@ async def compiled(requests: list[Request], target: str, workers: int) -> Watche
 
 async def loaded(requests: list[Request], device: str, workers: int) -> Watched:
     """This library, compiling and loading."""
+    make_context()
     async with Kernels.open(device, workers=workers) as kernels:
         for request in specialized(requests):
             kernels.request(*request)

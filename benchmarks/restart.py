@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from _fresh import fresh
-from _peers import core_key, cupy_maker, cupy_name
+from _peers import core_key, cupy_maker, cupy_name, make_context
 from _sources import Request, artifacts, heavy, small, specialized
 from _table import Options, Row, main
 
@@ -122,7 +122,8 @@ async def read(requests: list[Request], target: str, opening: bool) -> float:
 
 async def loaded(requests: list[Request], device: str, opening: bool) -> float:
     """Seconds until every kernel is loaded; the first time compiles them."""
-    _make_context(device)
+    if device != "cpu":
+        make_context()
     began = time.perf_counter()
     async with Kernels.open(device) as kernels:
         if not opening:
@@ -130,14 +131,6 @@ async def loaded(requests: list[Request], device: str, opening: bool) -> float:
         pendings = [kernels.request(*request) for request in specialized(requests)]
         await asyncio.gather(*pendings)
         return time.perf_counter() - began
-
-
-def _make_context(device: str) -> None:
-    if device != "cpu":
-        import cupy
-
-        with cupy.cuda.Device(int(device.partition(":")[2] or 0)):
-            cupy.zeros(1)
 
 
 def by_cupy(requests: list[Request], target: str, on_gpu: bool) -> float:
