@@ -69,9 +69,9 @@ def cupy_maker(target: str, on_gpu: bool) -> Callable[[str, str], Any]:
     return _raw_module() if on_gpu else _up_to_the_load(target.removeprefix("sm_"))
 
 
-def cupy_name(on_gpu: bool) -> str:
-    """What `cupy_maker` is called in a table."""
-    return "CuPy RawModule" if on_gpu else "CuPy, up to the load"
+def cupy_name(how: str, on_gpu: bool) -> str:
+    """What `cupy_maker` is called in a table, used in that way."""
+    return f"CuPy {how}{'' if on_gpu else ' (up to the load)'}"
 
 
 def make_context() -> None:

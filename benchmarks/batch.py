@@ -70,7 +70,7 @@ def race(requests: list[Request], options: Options) -> list[Row]:
         ("kernels_async, compiled", ours),
         ("kernels_async, compiled, workers started", started),
         (
-            f"{cupy_name(on_gpu)}, one after the other",
+            cupy_name("one after the other", on_gpu),
             fresh(by_cupy, requests, target, on_gpu),
         ),
         ("NVRTC in threads", fresh(by_threads, requests, target, workers)),

@@ -48,16 +48,16 @@ def measure(options: Options) -> list[Row]:
     requests = heavy(3 if options.quick else 16, options.quick)
     target, workers, on_gpu = options.target, options.workers, options.on_gpu
     idle = 0.2 if options.quick else 3.0
-    cupy = cupy_name(on_gpu)
+    cupy = (requests, target, on_gpu)
     rows = [
         ("nothing", fresh(alone, idle, 0)),
         (f"{workers} endless processes at nice {NICENESS}", fresh(alone, idle, workers)),
         ("kernels_async, compiled", fresh(compiled, requests, target, workers)),
         (
-            f"{cupy} in asyncio.to_thread",
-            fresh(cupy_in_threads, requests, target, on_gpu),
+            cupy_name("in asyncio.to_thread", on_gpu),
+            fresh(cupy_in_threads, *cupy),
         ),
-        (f"{cupy} in the loop", fresh(cupy_in_the_loop, requests, target, on_gpu)),
+        (cupy_name("in the loop", on_gpu), fresh(cupy_in_the_loop, *cupy)),
     ]
     if on_gpu:
         late = fresh(loaded, requests, options.device, workers)

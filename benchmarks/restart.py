@@ -81,7 +81,7 @@ def _times(
         f"{READ} with opening": least(read, requests, target, True),
         f"{LOADED}{cpu}": least(loaded, *load, False),
         f"{LOADED} with opening{cpu}": least(loaded, *load, True),
-        f"{cupy_name(on_gpu)}": least(by_cupy, requests, target, on_gpu),
+        cupy_name("from its disk cache", on_gpu): least(by_cupy, requests, target, on_gpu),
         f"cuda.core FileStreamProgramCache{'' if entries else ': not installed'}": (
             least(by_core, requests, entries, target, core, on_gpu) if entries else None
         ),
