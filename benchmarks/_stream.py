@@ -23,8 +23,8 @@ from kernels_async import Kernels
 SPIN = """
 extern "C" __global__ void spin(unsigned long long nanoseconds) {
     unsigned long long began, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(began));
-    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     while (now - began < nanoseconds);
 }
 """

@@ -27,7 +27,8 @@ from kernels_async._store import Store
 TITLE = "restart: kernels from a warm disk cache, in a new process"
 EXCLUDES = (
     "imports, the device's context and, where it does not say so, opening; the caches' "
-    "files are in the page cache"
+    "files are in the page cache; for CuPy and cuda.core also what CUDA puts off to a "
+    "kernel's first launch, as only this library loads kernels whole"
 )
 COLUMNS = {
     "what": "",
@@ -82,7 +83,7 @@ def _times(
         f"{LOADED}{cpu}": least(loaded, *load, False),
         f"{LOADED} with opening{cpu}": least(loaded, *load, True),
         cupy_name("from its disk cache", on_gpu): least(by_cupy, requests, target, on_gpu),
-        f"cuda.core FileStreamProgramCache{'' if entries else ': not installed'}": (
+        f"cuda.core FileStreamProgramCache{'' if entries else ': not there'}": (
             least(by_core, requests, entries, target, core, on_gpu) if entries else None
         ),
     }

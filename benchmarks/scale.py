@@ -46,9 +46,10 @@ Work = Callable[[Kernels, list[Specialization]], Awaitable[None]]
 def measure(options: Options) -> list[Row]:
     """A row for each number of requests and of waiters."""
     sizes = (10, 100) if options.quick else (10, 100, 1_000, 10_000)
+    rounds = 1 if options.quick else 50
     where = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=where) as caches:
-        found = fresh(times, options.device, sizes, caches=caches)
+        found = fresh(times, options.device, sizes, rounds, caches=caches)
     return [row for name, seconds in found.items() for row in _rows(name, seconds)]
 
 
@@ -67,14 +68,20 @@ def _rows(name: str, seconds: dict[str, float]) -> list[Row]:
     ]
 
 
-async def times(device: str, sizes: list[int]) -> dict[str, dict[int, float]]:
+async def times(device: str, sizes: list[int], rounds: int) -> dict[str, dict[int, float]]:
     """Seconds for each number of requests, and of waiters from one on."""
     async with Kernels.open(device) as kernels:
         compiler = kernels.compiler
         await asyncio.to_thread(publish, compiler, await template(compiler), max(sizes))
+
+        async def least(work: Work, count: int) -> float:
+            """The fastest round's; few are needed where each is long."""
+            tries = max(min(rounds, 3), min(rounds, 2_000 // count))
+            return min([await once(compiler, device, work, count) for _ in range(tries)])
+
         return {
-            REQUESTS: {n: await least(compiler, device, n, requests) for n in sizes},
-            WAITERS: {n: await least(compiler, device, n, waiters) for n in (1, *sizes)},
+            REQUESTS: {count: await least(requests, count) for count in sizes},
+            WAITERS: {count: await least(waiters, count) for count in (1, *sizes)},
         }
 
 
@@ -99,16 +106,13 @@ def publish(compiler: Compiler, made: Artifact, count: int) -> None:
         store.publish(compiler.key(SOURCE, spec(number)), entries, output)
 
 
-async def least(compiler: Compiler, device: str, count: int, work: Work) -> float:
-    """Seconds of the fastest round; few are needed where each is long."""
-    found = []
-    for _ in range(max(3, min(50, 2_000 // count))):
-        wanted = [spec(number) for number in range(1, count + 1)]
-        async with Kernels(compiler, device) as kernels:
-            began = time.perf_counter()
-            await work(kernels, wanted)
-            found.append(time.perf_counter() - began)
-    return min(found)
+async def once(compiler: Compiler, device: str, work: Work, count: int) -> float:
+    """Seconds of the work in an empty cache."""
+    wanted = [spec(number) for number in range(1, count + 1)]
+    async with Kernels(compiler, device) as kernels:
+        began = time.perf_counter()
+        await work(kernels, wanted)
+        return time.perf_counter() - began
 
 
 async def requests(kernels: Kernels, wanted: list[Specialization]) -> None:
