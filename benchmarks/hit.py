@@ -1,103 +1,132 @@
 """What a memory hit costs, against an `async def` that returns a dictionary look-up.
 
-Excludes compiling and loading: every kernel is loaded before the clock starts. Times
-are the least of several rounds; compare the ratios between machines, not the times::
+The source has 10 kB, and every kernel is loaded before the clock starts. Times are the
+least of several rounds; compare the ratios between machines, not the times. CuPy's row
+needs a GPU::
 
-    python benchmarks/hit.py [cpu | cuda:0] [--json]
+    python benchmarks/hit.py [cpu | cuda:0] [--json [PATH]] [--quick]
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
+import functools
 import time
 from collections.abc import Awaitable, Callable
 
+from _fresh import fresh
+from _peers import cupy_maker
+from _table import Options, Row, main
+
 from kernels_async import Kernels, Source, Specialization
 
+TITLE = "hit: nanoseconds to get a kernel that is loaded"
+EXCLUDES = "compiling and loading; the first call, which makes the key"
+COLUMNS = {"operation": "", "ns": ".0f", "ratio": ".2f", "to": ""}
 CALLS, ROUNDS = 20_000, 7
 TEXT = "template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n"
+SOURCE, SYMBOL = TEXT + "// " + "x" * 10_000, "add<1>"
+
+COROUTINE, KEY_COROUTINE = "coroutine: pairs[source, spec]", "coroutine: keys[key]"
+LOOK_UP, KEY_LOOK_UP = "pairs[source, spec]", "keys[key]"
+GET, LOADED = "await kernels.get(source, spec)", "kernels.loaded(source, spec)"
+KEYED_GET, KEYED_LOADED = "await keyed.get(key, make)", "keyed.loaded(key)"
+LRU, CUPY = "functools.lru_cache", "cupy.RawModule(...).get_function(name)"
+COMPARED = (
+    (COROUTINE, COROUTINE),
+    (GET, COROUTINE),
+    (GET, KEY_COROUTINE),
+    (LRU, COROUTINE),
+    (CUPY, COROUTINE),
+    (KEY_COROUTINE, KEY_COROUTINE),
+    (KEYED_GET, KEY_COROUTINE),
+    (LOOK_UP, LOOK_UP),
+    (LOADED, LOOK_UP),
+    (KEY_LOOK_UP, KEY_LOOK_UP),
+    (KEYED_LOADED, KEY_LOOK_UP),
+)
 
 
-async def awaited(call: Callable[[], Awaitable[object]]) -> float:
-    """Nanoseconds of one awaited call."""
-    least = float("inf")
-    for _ in range(ROUNDS):
-        began = time.perf_counter_ns()
-        for _ in range(CALLS):
-            await call()
-        least = min(least, (time.perf_counter_ns() - began) / CALLS)
-    return least
+def measure(options: Options) -> list[Row]:
+    """Each operation, with its ratio to the bare one."""
+    calls = 1_000 if options.quick else CALLS
+    times = fresh(hits, options.device, calls)
+    times[CUPY] = fresh(cupy_hit, options.target, calls // 10) if options.on_gpu else None
+    return [
+        (name, times[name], times[name] and times[name] / times[base], base)
+        for name, base in COMPARED
+    ]
 
 
-def called(call: Callable[[], object]) -> float:
-    """Nanoseconds of one plain call."""
-    least = float("inf")
-    for _ in range(ROUNDS):
-        began = time.perf_counter_ns()
-        for _ in range(CALLS):
-            call()
-        least = min(least, (time.perf_counter_ns() - began) / CALLS)
-    return least
-
-
-async def measure(device: str | None) -> list[tuple[str, float, float]]:
-    """Each operation with its time and its ratio to the bare one."""
-    source = Source(TEXT + "// " + "x" * 10_000)
-    spec = Specialization("add<1>")
+async def hits(device: str, calls: int) -> dict[str, float]:
+    """Nanoseconds of each operation but CuPy's, side by side in one process."""
+    source, spec = Source(SOURCE), Specialization(SYMBOL)
     pairs, keys = {(source, spec): object()}, {1: object()}
 
-    async def by_pair() -> object:
-        return pairs[(source, spec)]
+    async def by_pair(source: Source, spec: Specialization) -> object:
+        return pairs[source, spec]
 
-    async def by_key() -> object:
-        return keys[1]
+    async def by_key(key: int) -> object:
+        return keys[key]
 
-    def make(_: int) -> tuple[Source, Specialization]:
-        return source, spec
+    @functools.lru_cache
+    def remembered(source: Source, spec: Specialization) -> object:
+        return pairs[source, spec]
 
     async with Kernels.open(device) as kernels:
         await kernels.get(source, spec)
         keyed = kernels.keyed()
-        await keyed.get(1, make)
-        pair, key = await awaited(by_pair), await awaited(by_key)
-        look_up, key_look_up = (
-            called(lambda: pairs[(source, spec)]),
-            called(lambda: keys[1]),
-        )
-        getting = await awaited(lambda: kernels.get(source, spec))
-        getting_keyed = await awaited(lambda: keyed.get(1, make))
-        loaded = called(lambda: kernels.loaded(source, spec))
-        loaded_keyed = called(lambda: keyed.loaded(1))
-    found = [
-        ("a coroutine: pairs[source, spec]", pair, pair),
-        ("await kernels.get(source, spec)", getting, pair),
-        ("a coroutine: keys[key]", key, key),
-        ("await keyed.get(key, make)", getting_keyed, key),
-        ("pairs[source, spec]", look_up, look_up),
-        ("kernels.loaded(source, spec)", loaded, look_up),
-        ("keys[key]", key_look_up, key_look_up),
-        ("keyed.loaded(key)", loaded_keyed, key_look_up),
-    ]
-    return [(name, nanoseconds, nanoseconds / base) for name, nanoseconds, base in found]
+        await keyed.get(1, lambda _: (source, spec))
+        coroutines: dict[str, Callable[[], Awaitable[object]]] = {
+            COROUTINE: lambda: by_pair(source, spec),
+            GET: lambda: kernels.get(source, spec),
+            KEY_COROUTINE: lambda: by_key(1),
+            KEYED_GET: lambda: keyed.get(1, _never),
+        }
+        functions: dict[str, Callable[[], object]] = {
+            LRU: lambda: remembered(source, spec),
+            LOOK_UP: lambda: pairs[source, spec],
+            LOADED: lambda: kernels.loaded(source, spec),
+            KEY_LOOK_UP: lambda: keys[1],
+            KEYED_LOADED: lambda: keyed.loaded(1),
+        }
+        return {
+            **{name: await awaited(call, calls) for name, call in coroutines.items()},
+            **{name: called(call, calls) for name, call in functions.items()},
+        }
 
 
-def main() -> None:
-    """Print one table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("device", nargs="?")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rows = asyncio.run(measure(options.device))
-    if options.json:
-        keys = ("operation", "nanoseconds", "ratio")
-        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]))
-        return
-    print(f"{'operation':38}{'ns':>8}{'ratio':>8}")
-    for name, nanoseconds, ratio in rows:
-        print(f"{name:38}{nanoseconds:8.0f}{ratio:8.2f}")
+def _never(_: int) -> tuple[Source, Specialization]:
+    raise AssertionError("a hit makes no specialization")
+
+
+def cupy_hit(target: str, calls: int) -> float:
+    """Nanoseconds of the same with CuPy, which keeps modules by their arguments."""
+    make = cupy_maker(target, on_gpu=True)
+    make(SOURCE, SYMBOL)
+    return called(lambda: make(SOURCE, SYMBOL), calls)
+
+
+async def awaited(call: Callable[[], Awaitable[object]], calls: int) -> float:
+    """Nanoseconds of one awaited call."""
+    least = float("inf")
+    for _ in range(ROUNDS):
+        began = time.perf_counter_ns()
+        for _ in range(calls):
+            await call()
+        least = min(least, (time.perf_counter_ns() - began) / calls)
+    return least
+
+
+def called(call: Callable[[], object], calls: int) -> float:
+    """Nanoseconds of one plain call."""
+    least = float("inf")
+    for _ in range(ROUNDS):
+        began = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        least = min(least, (time.perf_counter_ns() - began) / calls)
+    return least
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, TITLE, EXCLUDES, COLUMNS, measure)

@@ -1,0 +1,132 @@
+"""The kernels that the benchmarks compile: small ones, and specializations of CUB.
+
+A request is a pair of texts: the source and the symbol.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from _peers import OPTIONS
+
+from kernels_async import Artifact, Compiler, Specialization
+
+Request = tuple[str, str]
+
+CUB = """
+#include <cub/block/block_load.cuh>
+#include <cub/block/block_radix_sort.cuh>
+#include <cub/block/block_reduce.cuh>
+#include <cub/block/block_scan.cuh>
+#include <cub/block/block_store.cuh>
+
+// Sorts each block's values; out has their running sums, totals the sum of each block.
+template <class T, int BLOCK, int ITEMS>
+__global__ void sorted_sums(const T* in, T* out, T* totals) {
+    using Load = cub::BlockLoad<T, BLOCK, ITEMS, cub::BLOCK_LOAD_TRANSPOSE>;
+    using Sort = cub::BlockRadixSort<T, BLOCK, ITEMS>;
+    using Reduce = cub::BlockReduce<T, BLOCK>;
+    using Scan = cub::BlockScan<T, BLOCK>;
+    using Store = cub::BlockStore<T, BLOCK, ITEMS, cub::BLOCK_STORE_TRANSPOSE>;
+    __shared__ union {
+        typename Load::TempStorage load;
+        typename Sort::TempStorage sort;
+        typename Reduce::TempStorage reduce;
+        typename Scan::TempStorage scan;
+        typename Store::TempStorage store;
+    } shared;
+    T values[ITEMS];
+    const size_t first = (size_t)blockIdx.x * BLOCK * ITEMS;
+    Load(shared.load).Load(in + first, values);
+    __syncthreads();
+    Sort(shared.sort).Sort(values);
+    __syncthreads();
+    T total = Reduce(shared.reduce).Sum(values);
+    __syncthreads();
+    Scan(shared.scan).InclusiveSum(values, values);
+    __syncthreads();
+    Store(shared.store).Store(out + first, values);
+    if (threadIdx.x == 0) totals[blockIdx.x] = total;
+}
+"""
+
+_SMALL = (
+    """
+template <class T> __global__ void axpy(const T* x, T* y, T a, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + T(NUMBER) * y[i];
+}
+""",
+    """
+template <class T> __global__ void gelu(const T* x, T* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = T(0.5) * x[i] * (T(1) + tanh(x[i] + T(NUMBER) * x[i] * x[i] * x[i]));
+}
+""",
+    """
+template <class T> __global__ void total(const T* x, T* y, int n) {
+    __shared__ T partial[256];
+    T sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i] * T(NUMBER);
+    partial[threadIdx.x] = sum;
+    for (int step = blockDim.x / 2; step > 0; step /= 2) {
+        __syncthreads();
+        if (threadIdx.x < step) partial[threadIdx.x] += partial[threadIdx.x + step];
+    }
+    if (threadIdx.x == 0) *y = partial[0];
+}
+""",
+    """
+template <class T> __global__ void turned(const T* x, T* y, int n) {
+    __shared__ T tile[16][17];
+    int column = blockIdx.x * 16 + threadIdx.x, row = blockIdx.y * 16 + threadIdx.y;
+    if (row < n && column < n) tile[threadIdx.y][threadIdx.x] = x[row * n + column];
+    __syncthreads();
+    column = blockIdx.y * 16 + threadIdx.x, row = blockIdx.x * 16 + threadIdx.y;
+    if (row < n && column < n)
+        y[row * n + column] = tile[threadIdx.x][threadIdx.y] + T(NUMBER);
+}
+""",
+)
+_NAMES = ("axpy", "gelu", "total", "turned")
+
+
+def cub(count: int) -> list[Request]:
+    """So many specializations of one CUB source, 32 at most."""
+    types = ("float", "double", "int", "unsigned long long")
+    sizes = itertools.product((64, 128, 256, 512), (2, 4))
+    symbols = [
+        f"sorted_sums<{type_name}, {block}, {items}>"
+        for (block, items), type_name in itertools.product(sizes, types)
+    ]
+    return [(CUB, symbol) for symbol in symbols[:count]]
+
+
+def small(count: int, first: int = 1) -> list[Request]:
+    """So many different sources of a few lines; distinct ones for distinct numbers."""
+    return [
+        (_SMALL[n % 4].replace("NUMBER", str(n)), f"{_NAMES[n % 4]}<float>")
+        for n in range(first, first + count)
+    ]
+
+
+def heavy(count: int, quick: bool) -> list[Request]:
+    """The CUB source's specializations; small sources where a run is to be quick."""
+    return small(count) if quick else cub(count)
+
+
+def specialized(requests: list[Request]) -> list[tuple[str, Specialization]]:
+    """The requests as this library takes them, with everyone's options."""
+    return [(text, Specialization(symbol, options=OPTIONS)) for text, symbol in requests]
+
+
+async def artifacts(compiler: Compiler, requests: list[Request]) -> list[Artifact]:
+    """The artifacts of one `compile_all`; the first failure is raised."""
+    outcomes = await compiler.compile_all(specialized(requests))
+    return [_made(outcome) for outcome in outcomes]
+
+
+def _made(outcome: Artifact | Exception) -> Artifact:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
