@@ -25,6 +25,7 @@ from ._threads import in_thread
 
 T = TypeVar("T")
 
+_PROGRAM = str(Path(__file__).with_name("_start.py"))
 _FIRST_FREE = 3
 _KEPT_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH")
 _OUT_OF_MEMORY = ("LLVM ERROR: out of memory", "std::bad_alloc", "MemoryError")
@@ -104,8 +105,7 @@ class WorkerProcess:
             RuntimeError: There is no thread for it.
         """
         watched = (lifeline.descriptor, threading.get_native_id())
-        module = f"{__package__}._worker"
-        command = [sys.executable, "-P", "-m", module, *map(str, watched)]
+        command = [sys.executable, "-P", _PROGRAM, *map(str, watched)]
         environment = _environment(folder)
         child = await Child.start(
             thread, lambda: spawn(command, folder, environment, lifeline.descriptor)

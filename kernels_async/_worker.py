@@ -1,6 +1,6 @@
 """The worker process: compiles one job after another, and nothing else.
 
-Started as `python -m kernels_async._worker LOCK THREAD` in an empty private directory:
+Started by `_start.py` with two arguments, LOCK and THREAD, in an empty private directory:
 LOCK is a descriptor that the server holds a lock on for as long as it lives, THREAD the
 number of the thread that runs its event loop. It never imports the user's `__main__` and
 never touches a GPU. The first frame that it reads says
@@ -152,7 +152,3 @@ def _write(stream: BinaryIO, frame: bytes) -> None:
     view = memoryview(frame)
     while view:
         view = view[stream.write(view) :]
-
-
-if __name__ == "__main__":
-    main()

@@ -42,6 +42,7 @@ ROWS = [
         "_frames",
         "_sandbox",
         "_worker",
+        "_start",
         "_spawn",
         "_child",
         "_process",

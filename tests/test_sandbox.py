@@ -94,11 +94,11 @@ async def test_a_sandbox_that_is_required_and_not_there_is_an_error(
     """Of the toolchain's, and says why."""
     python = tmp_path / "python"
     python.write_text(
-        f"#!{sys.executable}\nimport runpy, sys\nsys.path[:0] = {sys.path!r}\n"
-        "from kernels_async import _sandbox\n"
+        f"#!{sys.executable}\nimport sys\nsys.path[:0] = {sys.path!r}\n"
+        "from kernels_async import _sandbox, _worker\n"
         "_sandbox._CREATE_RULESET = 100_000\n"
-        "del sys.argv[:3]\n"
-        "runpy.run_module('kernels_async._worker', run_name='__main__')\n"
+        "del sys.argv[:2]\n"
+        "_worker.main()\n"
     )
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))

@@ -207,7 +207,7 @@ def below(process: int) -> Iterator[int]:
 
 def workers_and_compilers(server: int) -> tuple[list[int], list[int]]:
     """A server's workers, and the compilers that they run."""
-    workers = [child for child in below(server) if "_worker" in _command(child)]
+    workers = [child for child in below(server) if "_start.py" in _command(child)]
     return workers, [child for worker in workers for child in below(worker)]
 
 
