@@ -33,6 +33,7 @@ Arguments = TypeVarTuple("Arguments")
 
 _THREADS = 8
 _READ_AT_ONCE = 8
+_SLOW_READ_SECONDS = 0.003
 _FIRST_LOOK_SECONDS = 0.005
 _LONGEST_LOOK_SECONDS = 0.25
 
@@ -117,6 +118,7 @@ class Maker:
         self._folder = folder
         self._timeout = limits.timeout
         self._threads = anyio.CapacityLimiter(_THREADS)
+        self._readers = anyio.CapacityLimiter(1)
         self._flights: dict[str, Flight] = {}
         self._plan: Plan[Flight] = Plan(self.pool.sharing)
         self._reading: Lane[Flight] = Lane(self.scope, _THREADS, self._read)
@@ -188,14 +190,20 @@ class Maker:
     async def _read(self) -> None:
         """The first step: artifacts from the store; what it lacks is to be compiled.
 
-        A thread reads several, as a hop to it takes as long as a read.
+        A thread reads several, as a hop to it takes as long as a read. Others only help
+        it where reads wait for the disk: else they would wait for the interpreter's lock,
+        and whoever launches kernels with them.
         """
         share = min(_READ_AT_ONCE, 1 + len(self._reading) // 2)
         taken = (self._reading.take() for _ in range(share))
         flights = [flight for flight in taken if flight is not None and not flight.settled]
         if not flights:
             return
-        found = await self.in_thread(lambda: list(map(self._look, flights)))
+        found, seconds = await in_thread(
+            self._look_at, flights, limiter=self._readers, abandon=True
+        )
+        is_slow = seconds > _SLOW_READ_SECONDS * len(flights)
+        self._readers.total_tokens = _THREADS if is_slow else 1
         for flight, artifact in zip(flights, found, strict=True):
             if isinstance(artifact, Artifact):
                 self._succeed(flight, artifact)
@@ -203,6 +211,13 @@ class Maker:
                 self._fail(flight, artifact)
             else:
                 self._want_compiled(flight)
+
+    def _look_at(
+        self, flights: list[Flight]
+    ) -> tuple[list[Artifact | Exception | None], float]:
+        """What the store has of each, and the seconds that it took."""
+        began = time.monotonic()
+        return list(map(self._look, flights)), time.monotonic() - began
 
     def _look(self, flight: Flight) -> Artifact | Exception | None:
         """The artifact from the store; if there is none, what its compile may share."""
