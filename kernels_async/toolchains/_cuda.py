@@ -28,6 +28,7 @@ from .._includes import written_out
 from . import _cubin, _nvrtc_log
 from ._base import Access, Job, no_such_kernel
 from ._hints import with_hint
+from ._nvjitlink import Linker
 from ._toolkit import (
     INSTALL,
     builtins,
@@ -51,18 +52,20 @@ class CudaToolchain:
         include_dirs: The toolkit's and CCCL's header folders, as far as found.
         version: NVRTC's version, without the patch level, which it does not tell.
         identity: The version, the digests of its libraries and the headers' versions.
+        linker: What leaves out all that a kernel does not use, if that is wanted.
     """
 
     library: str
     include_dirs: tuple[str, ...]
     version: tuple[int, int]
     identity: str
+    linker: Linker | None = None
     kind: ClassVar[str] = "cuda"
     filename: ClassVar[str] = "kernel.cubin"
 
     @classmethod
-    def find(cls) -> CudaToolchain:
-        """Find NVRTC and its headers; reads its library once per process."""
+    def find(cls, slim: bool = False) -> CudaToolchain:
+        """Find NVRTC, its headers and, if slim, nvJitLink; reads each once per process."""
         library = find_library()
         version = version_of(library)
         if version < _OLDEST:
@@ -76,16 +79,22 @@ class CudaToolchain:
         identity = (
             f"nvrtc {version[0]}.{version[1]} {library_digest(library)} headers [{headers}]"
         )
-        return cls(library, include_dirs, version, identity)
+        if not slim:
+            return cls(library, include_dirs, version, identity)
+        linker = Linker.find(version)
+        identity = f"{identity} {linker.identity}"
+        return cls(library, include_dirs, version, identity, linker)
 
     @classmethod
     def from_configuration(cls, configuration: dict[str, Any]) -> CudaToolchain:
         """Rebuild one in a worker."""
+        linker = configuration["linker"]
         return cls(
             configuration["library"],
             tuple(configuration["include_dirs"]),
             (configuration["version"][0], configuration["version"][1]),
             configuration["identity"],
+            None if linker is None else Linker.from_configuration(linker),
         )
 
     def configuration(self) -> dict[str, Any]:
@@ -96,6 +105,7 @@ class CudaToolchain:
             "include_dirs": list(self.include_dirs),
             "version": list(self.version),
             "identity": self.identity,
+            "linker": None if self.linker is None else self.linker.configuration(),
         }
 
     def load(self) -> None:
@@ -107,6 +117,8 @@ class CudaToolchain:
         for part in builtins(self.library):
             with contextlib.suppress(OSError):
                 ctypes.CDLL(str(part))
+        if self.linker is not None:
+            self.linker.load()
         _cubin.load()
 
     def access(self) -> Access:
@@ -127,7 +139,14 @@ class CudaToolchain:
             if status != "NVRTC_SUCCESS":
                 raise _failure(job, status, text, log, nvrtc.architectures())
             entry = nvrtc.lowered_name(program, symbol)
-            data = nvrtc.cubin(program)
+            if self.linker is None:
+                data = nvrtc.output(program, "CUBIN")
+            else:
+                linked = self.linker.link(nvrtc.output(program, "LTOIR"), entry, job)
+                data, text = linked.output, f"{text}\n{linked.log}"
+                log = _nvrtc_log.parse(text)
+                if not data:
+                    raise _failure(job, linked.status, text, log, [])
         finally:
             nvrtc.destroy(program)
         if not data or entry not in log.kernels:
@@ -150,6 +169,7 @@ class CudaToolchain:
             "--ptxas-options=-v",
             f"--frandom-seed={_SEED}",
             "--no-cache",
+            *([] if self.linker is None else ["--dlink-time-opt"]),
             *job.specialization.options,
             *(f"--include-path={folder}" for folder in self.include_dirs),
         ]
@@ -202,9 +222,9 @@ class _Nvrtc:
         name: bytes = self.call("GetLoweredName", program, symbol)
         return name.decode()
 
-    def cubin(self, program: Any) -> bytes:
-        buffer = bytes(self.call("GetCUBINSize", program))
-        self.call("GetCUBIN", program, buffer)
+    def output(self, program: Any, kind: str) -> bytes:
+        buffer = bytes(self.call(f"Get{kind}Size", program))
+        self.call(f"Get{kind}", program, buffer)
         return buffer
 
     def architectures(self) -> list[int]:
