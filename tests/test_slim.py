@@ -334,6 +334,12 @@ async def test_each_architecture_is_a_target(target: str, tmp_path: Path) -> Non
             CompileError,
             "(?s)Unresolved extern function.*hint: a kernel is compiled whole",
         ),
+        (
+            "__global__ void c() {} __global__ void k() { c<<<1, 1>>>(); }",
+            "k",
+            CompileError,
+            "device-side kernel launch could not be processed",
+        ),
     ],
 )
 async def test_an_error_is_what_it_is_without(
@@ -352,6 +358,13 @@ async def test_an_error_is_what_it_is_without(
         assert type(caught.value) is kind
         told.append((str(caught.value), caught.value.diagnostics))
     assert told[0] == told[1]
+
+
+async def test_a_source_does_not_see_that_it_is_linked(slim: Compiler) -> None:
+    """Else headers would declare what a kernel that is compiled whole does not have."""
+    text = "#ifdef __CUDACC_RDC__\n#error linked\n#endif\n__global__ void k() {}\n"
+
+    assert isinstance(await slim.compile(text, "k"), Artifact)
 
 
 async def test_warnings_are_those_without(plain: Compiler, slim: Compiler) -> None:

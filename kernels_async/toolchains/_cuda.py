@@ -28,7 +28,7 @@ from .._includes import written_out
 from . import _cubin, _nvrtc_log
 from ._base import Access, Job, no_such_kernel
 from ._hints import with_hint
-from ._nvjitlink import Linker
+from ._nvjitlink import INTERMEDIATE, Linker
 from ._toolkit import (
     INSTALL,
     builtins,
@@ -169,7 +169,7 @@ class CudaToolchain:
             "--ptxas-options=-v",
             f"--frandom-seed={_SEED}",
             "--no-cache",
-            *([] if self.linker is None else ["--dlink-time-opt"]),
+            *(INTERMEDIATE if self.linker is not None else ()),
             *job.specialization.options,
             *(f"--include-path={folder}" for folder in self.include_dirs),
         ]

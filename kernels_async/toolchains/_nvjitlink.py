@@ -7,6 +7,8 @@ as long as they are many. nvJitLink can leave them out, but must be told with ca
   that only the host sets is taken for a constant, one that only the host reads is not
   written. So a first link, to PTX, finds the variables that the kernel uses, and the
   second keeps them with `-variables-used`; with it, the other option is ignored.
+- NVRTC's `-dlto` implies `-rdc=true`, which declares more than a kernel that is compiled
+  whole may use; without its macro it does not.
 - Names are matched as parts: `k` keeps `k2` too, a variable `n` many others.
 - It takes `-ftz`, `-maxrregcount` and their like once, and fails late at a second one.
 - `-device-stack-protector`, as documented, is unknown to 13.5; with two dashes and a value
@@ -32,6 +34,7 @@ from ._link_options import linker_options
 from ._ptx import Variable, used_variables
 from ._toolkit import files_digest, find_library
 
+INTERMEDIATE = ("--dlink-time-opt", "--undefine-macro=__CUDACC_RDC__")
 INSTALL = "pip install 'kernels_async[cuda13-slim]' (or [cuda12-slim])"
 
 _OF_THE_SOURCE = {"ERROR_NVVM_COMPILE", "ERROR_PTX_COMPILE", "ERROR_FINALIZE"}
