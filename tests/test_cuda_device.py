@@ -233,7 +233,8 @@ async def test_a_slim_cub_kernel_gives_the_same_bits(
     on_gpu: Kernels, slim_on_gpu: Kernels, cupy: Any, symbol: str
 ) -> None:
     """And the right ones."""
-    dtype, _, size = symbol.strip("k<>").partition(", ")
+    name, _, size = symbol.strip("k<>").partition(", ")
+    dtype = {"float": np.float32, "int": np.int32, "double": np.float64}[name]
     found = []
     for kernels in (on_gpu, slim_on_gpu):
         kernel = await kernels.get(CUB, symbol)
