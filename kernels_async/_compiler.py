@@ -54,6 +54,7 @@ class Settings(TypedDict, total=False):
     timeout: float
     memory: int | None
     sandbox: Mode
+    slim: bool
 
 
 class Compiler:
@@ -83,6 +84,9 @@ class Compiler:
             the machine, or the container, has.
         sandbox: Whether workers confine themselves to what the toolchain needs: `"auto"`
             as far as the kernel can, `"require"` or else not at all, `"off"` not.
+        slim: Whether nvJitLink leaves out of an artifact every variable that its kernel
+            does not use, so that it is small and loads quickly. It takes the package
+            `nvidia-nvjitlink`, and is for CUDA targets.
 
     Raises:
         SpecificationError: An argument cannot be right.
@@ -100,6 +104,7 @@ class Compiler:
         timeout: float = 300.0,
         memory: int | None = None,
         sandbox: Mode = "auto",
+        slim: bool = False,
     ) -> None:
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise SpecificationError(f"workers is a number from 1, not {workers!r}")
@@ -112,12 +117,17 @@ class Compiler:
         if sandbox not in MODES:
             raise SpecificationError(f"sandbox is one of {MODES}, not {sandbox!r}")
         self.target = toolchains.check_target(target)
+        if not isinstance(slim, bool) or (slim and target == "cpu"):
+            raise SpecificationError(
+                f"slim is True or False, and for CUDA targets; not {slim!r} for {target}"
+            )
         self.workers = default_workers() if workers is None else workers
         self._place = Place.choose(cache_dir, layers, max_bytes, cache_key)
         held = default_memory() if memory is None else memory
         self._limits = Limits(self.workers, timeout, held, sandbox)
         self._quarantine = Quarantine()
-        self._settings = (self.target, self._place, workers, timeout, memory, sandbox)
+        self._slim = slim
+        self._settings = (self.target, slim, self._place, workers, timeout, memory, sandbox)
         self._makers = Makers(self._open, f"<Compiler {self.target}>")
 
     @classmethod
@@ -139,7 +149,9 @@ class Compiler:
         return shared_compiler(opened.target, **settings)
 
     async def _open(self) -> Maker:
-        return await Maker.open(self.target, self._place, self._limits, self._quarantine)
+        return await Maker.open(
+            self.target, self._slim, self._place, self._limits, self._quarantine
+        )
 
     async def __aenter__(self) -> Compiler:
         await self._makers.enter()
@@ -304,6 +316,8 @@ class Compiler:
             raise SpecificationError(
                 f"-arch={architecture} is not the compiler's target {self.target}"
             )
+        if self._slim:
+            toolchains.refuse_unlinkable(specialization.options)
         return entries(self.identity, self.target, as_source(source), specialization)
 
     @property

@@ -128,14 +128,19 @@ class Maker:
 
     @classmethod
     async def open(
-        cls, target: str, place: Place, limits: Limits, quarantine: Quarantine
+        cls,
+        target: str,
+        slim: bool,
+        place: Place,
+        limits: Limits,
+        quarantine: Quarantine,
     ) -> Maker:
         """Find the toolchain for `target` and open everything that it takes.
 
         Raises:
             ToolchainError: There is no compiler for the target.
         """
-        toolchain = await in_thread(find, target)
+        toolchain = await in_thread(find, target, slim)
         if place.root is None:
             logger.warning("there is no home directory: artifacts are not kept")
         try:

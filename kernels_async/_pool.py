@@ -108,6 +108,7 @@ class CompilePool:
         quarantine: Quarantine,
     ) -> None:
         self.sandbox = "not known before a worker has started"
+        self._toolchain = toolchain
         self._limits = limits
         self._folder = folder
         self._scope = scope
@@ -214,7 +215,7 @@ class CompilePool:
             self._freed.set()
             self._freed = anyio.Event()
         self._circuit.succeeded()
-        await self._put_back(worker)
+        await self._put_back(worker, spoiled=self._toolchain.spoils(work.job))
         return outcome
 
     def _death(self, worker: WorkerProcess, job: Job, error: Exception) -> KernelsError:
@@ -284,10 +285,11 @@ class CompilePool:
         self.sandbox = worker.sandbox
         return worker
 
-    async def _put_back(self, worker: WorkerProcess) -> None:
+    async def _put_back(self, worker: WorkerProcess, *, spoiled: bool) -> None:
         """Keep a worker for the next job, unless it is worn or holds too much."""
         most = min(RECYCLE_BYTES, self._limits.memory // 2)
-        if worker.jobs >= RECYCLE_JOBS or resident_bytes(worker.pid) > most:
+        worn = spoiled or worker.jobs >= RECYCLE_JOBS
+        if worn or resident_bytes(worker.pid) > most:
             await self._discard(worker)
         else:
             self._idle.append(worker)

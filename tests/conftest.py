@@ -15,6 +15,7 @@ import pytest
 
 from kernels_async import Compiler, DeviceError, Kernels
 from kernels_async.devices._cuda import count_devices, import_cupy
+from kernels_async.toolchains import Toolchain, find
 
 BLOCKED_SECONDS = 0.05
 ROOT = Path(__file__).parents[1]
@@ -119,3 +120,12 @@ async def kernels(warm_dir: Path) -> AsyncIterator[Kernels]:
     """A cache on the cpu device."""
     async with Kernels.open("cpu", cache_dir=warm_dir, workers=2) as kernels:
         yield kernels
+
+
+@pytest.fixture
+def toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
+    """The cuda toolchain in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    found = find("sm_90")
+    found.load()
+    return found

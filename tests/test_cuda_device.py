@@ -26,6 +26,7 @@ from kernels_async import (
 )
 from kernels_async._private import copies
 from tests.processes import in_child, output
+from tests.test_slim import ARITHMETIC, CUB, GLOBALS
 
 pytestmark = pytest.mark.gpu
 
@@ -52,6 +53,13 @@ def cupy() -> Any:
 async def on_gpu(cache_dir: Path) -> Any:
     """A cache on the first CUDA device."""
     async with Kernels.open("cuda:0", workers=2) as kernels:
+        yield kernels
+
+
+@pytest.fixture
+async def slim_on_gpu(cache_dir: Path) -> Any:
+    """The same, of kernels that nvJitLink made slim."""
+    async with Kernels.open("cuda:0", workers=2, slim=True) as kernels:
         yield kernels
 
 
@@ -165,6 +173,95 @@ async def test_globals_are_readable_and_writable(on_gpu: Kernels, cupy: Any) -> 
     assert counter.get()[0] == 5
     with pytest.raises(KeyError, match="nope"):
         kernel.get_global("nope")
+
+
+async def test_a_slim_kernels_globals_are_those_of_the_host(
+    on_gpu: Kernels, slim_on_gpu: Kernels, cupy: Any
+) -> None:
+    """What it sets is read and what it reads is written, as without slim."""
+    values = {
+        "only_the_host_sets": 7,
+        "constant_of_the_host": -2,
+        "internal": 1,
+        "only_in_assembly": 33,
+        "pointed": 60,
+    }
+    for kernels in (on_gpu, slim_on_gpu):
+        kernel = await kernels.get(GLOBALS, "k")
+
+        def variable(name: str, dtype: Any, kernel: Kernel = kernel) -> Any:
+            return cupy.ndarray((1,), dtype, kernel.get_global(name))
+
+        out = cupy.zeros(8, np.int32)
+        kernel((1,), (1,), (out,))
+        assert out.get()[:2].tolist() == [26, 27]
+        assert variable("only_the_host_reads", np.int32).get()[0] == 8
+
+        for name, value in values.items():
+            variable(name, np.int32).set(np.array([value], np.int32))
+        table = cupy.ndarray((100,), np.float32, kernel.get_global("table"))
+        table.set(np.arange(100, dtype=np.float32) * 50)
+        out.set(np.array([0] * 7 + [2], np.int32))
+        kernel((1,), (1,), (out,))
+        assert out.get()[:2].tolist() == [89, 87]
+        assert variable("only_the_host_reads", np.int32).get()[0] == 33
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--use_fast_math",), ("--fmad=false",), ("--maxrregcount=32",)],
+    ids=" ".join,
+)
+async def test_a_slim_kernel_gives_the_same_bits(
+    on_gpu: Kernels, slim_on_gpu: Kernels, cupy: Any, options: tuple[str, ...]
+) -> None:
+    """Of arithmetic that rounds, with the options that round otherwise."""
+    spec = Specialization("k", options=options)
+    found = []
+    for kernels in (on_gpu, slim_on_gpu):
+        kernel = await kernels.get(ARITHMETIC, spec)
+        rng = np.random.default_rng(1)
+        p = cupy.asarray(rng.standard_normal(40 * 32, np.float32))
+        q = cupy.asarray(rng.standard_normal(40, np.float32))
+        kernel((1,), (32,), (p, q, np.int32(0)))
+        found.append((p.get().tobytes(), q.get().tobytes()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("symbol", ["k<float, 128>", "k<int, 64>", "k<double, 256>"])
+async def test_a_slim_cub_kernel_gives_the_same_bits(
+    on_gpu: Kernels, slim_on_gpu: Kernels, cupy: Any, symbol: str
+) -> None:
+    """And the right ones."""
+    name, _, size = symbol.strip("k<>").partition(", ")
+    dtype = {"float": np.float32, "int": np.int32, "double": np.float64}[name]
+    found = []
+    for kernels in (on_gpu, slim_on_gpu):
+        kernel = await kernels.get(CUB, symbol)
+        numbers = np.random.default_rng(2).standard_normal((64, int(size))) * 100
+        x, y = cupy.asarray(numbers.astype(dtype)), cupy.zeros(64, dtype)
+        kernel((64,), (int(size),), (x, y))
+        np.testing.assert_allclose(y.get(), numbers.astype(dtype).sum(1), 1e-3, 1e-2)
+        found.append(y.get().tobytes())
+    assert found[0] == found[1]
+
+
+async def test_a_slim_kernel_loads_sooner(
+    on_gpu: Kernels, slim_on_gpu: Kernels, cupy: Any
+) -> None:
+    """Without the variables that a toolkit's headers leave behind."""
+    seconds = []
+    for kernels in (on_gpu, slim_on_gpu):
+        artifact = await kernels.compiler.compile(CUB, "k<float, 128>")
+        loads = []
+        for _ in range(5):
+            module = cupy.cuda.function.Module()
+            began = time.perf_counter()
+            module.load(artifact.bytes)
+            loads.append(time.perf_counter() - began)
+        seconds.append(min(loads))
+        print(f"{len(artifact.bytes)} bytes load in {1e3 * min(loads):.3f} ms")
+    assert seconds[1] < seconds[0] / 2
 
 
 async def test_a_launch_uses_the_stream_that_is_given(on_gpu: Kernels, cupy: Any) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -17,36 +17,20 @@ from kernels_async import (
     Artifact,
     CompileError,
     Compiler,
-    Source,
-    Specialization,
     SymbolNotFoundError,
 )
 from kernels_async._includes import leading_directives
 from kernels_async._plan import Plan
 from kernels_async._process import WorkerProcess
 from kernels_async._sharing import Sharing
-from kernels_async.toolchains import Job, Toolchain, find
+from kernels_async.toolchains import Toolchain
 from tests.fake_worker import DIE_WITH_HEADERS, FakeWorker
+from tests.jobs import job
 from tests.processes import GOOD, in_child
 
 HALF = """#include <cuda_fp16.h>
 template <int N> __global__ void fill(__half* p) { *p = __float2half(N); }
 """
-
-
-@pytest.fixture
-def toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
-    """The cuda toolchain, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    found = find("sm_90")
-    found.load()
-    return found
-
-
-def job(text: str, symbol: str, **more: Any) -> Job:
-    """A job for sm_90; `headers` are the source's, the rest the specialization's."""
-    source = Source(text, more.pop("headers", {}))
-    return Job(source, Specialization(symbol, **more), "sm_90")
 
 
 def images(folder: Path) -> list[Path]:

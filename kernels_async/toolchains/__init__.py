@@ -12,8 +12,17 @@ from .._errors import SpecificationError
 from ._base import Access, Job, Toolchain
 from ._cpu import CpuToolchain
 from ._cuda import CudaToolchain
+from ._link_options import refuse_unlinkable
 
-__all__ = ["Access", "Job", "Toolchain", "check_target", "find", "from_configuration"]
+__all__ = [
+    "Access",
+    "Job",
+    "Toolchain",
+    "check_target",
+    "find",
+    "from_configuration",
+    "refuse_unlinkable",
+]
 
 _KINDS: dict[str, type[CpuToolchain] | type[CudaToolchain]] = {
     "cpu": CpuToolchain,
@@ -33,9 +42,14 @@ def check_target(target: str) -> str:
     return target
 
 
-def find(target: str) -> Toolchain:
-    """The toolchain for `target`; blocks while it reads its libraries."""
-    return _KINDS["cpu" if target == "cpu" else "cuda"].find()
+def find(target: str, slim: bool = False) -> Toolchain:
+    """The toolchain for `target`; blocks while it reads its libraries.
+
+    Args:
+        target: As `check_target` returns it.
+        slim: Whether its output is to have nothing that the kernel does not use.
+    """
+    return CpuToolchain.find() if target == "cpu" else CudaToolchain.find(slim)
 
 
 def from_configuration(configuration: dict[str, Any]) -> Toolchain:

@@ -83,6 +83,9 @@ class Toolchain(Protocol):
         Empty if it shares nothing.
         """
 
+    def spoils(self, job: Job, /) -> bool:
+        """Whether its compile changes what later jobs of the same process compile to."""
+
     def load(self) -> None:
         """Load every module and library that `compile` uses, while they can be read.
 

@@ -109,6 +109,10 @@ class CpuToolchain:
         """Nothing: each compile is a process of its own."""
         return ""
 
+    def spoils(self, _: Job, /) -> bool:
+        """It does not: each compile is a process of its own."""
+        return False
+
     def compile(self, job: Job, _: str = "", /) -> Output:
         """Compile and link one job, in a folder of its own."""
         started = time.perf_counter()

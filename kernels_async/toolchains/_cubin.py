@@ -43,6 +43,17 @@ def launch_bound(cubin: bytes, entry: str) -> int:
     return 0
 
 
+def symbols(cubin: bytes) -> set[str]:
+    """The names of everything in it."""
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import SymbolTableSection
+
+    table = ELFFile(BytesIO(cubin)).get_section_by_name(".symtab")
+    if not isinstance(table, SymbolTableSection):
+        return set()
+    return {symbol.name for symbol in table.iter_symbols()}
+
+
 def _section(cubin: bytes, name: str) -> bytes:
     from elftools.elf.elffile import ELFFile
 

@@ -3,7 +3,9 @@
 NVRTC and the toolkit's headers come from the `nvidia-cuda-*` wheels or an installed
 toolkit; neither a GPU nor a driver is needed. The traps of NVRTC are handled here and
 known nowhere else: it reports success for an empty result, one bad name expression
-fails the whole program, its output holds a seed of the process unless it is given one.
+fails the whole program, its output holds a seed of the process unless it is given one,
+debug information the current folder's path unless it has none, and some options stay in
+force for every later program of the process.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +31,8 @@ from .._includes import written_out
 from . import _cubin, _nvrtc_log
 from ._base import Access, Job, no_such_kernel
 from ._hints import with_hint
+from ._nowhere import nowhere
+from ._nvjitlink import INTERMEDIATE, Linker
 from ._pch import HEAP_BYTES, PrecompiledHeaders, prefix
 from ._toolkit import (
     INSTALL,
@@ -40,6 +45,7 @@ from ._toolkit import (
 )
 
 _SEED = "kernels_async"
+_STICKY = ("--optimization-info", "--restrict")
 _OLDEST = (12, 9)
 
 
@@ -52,12 +58,14 @@ class CudaToolchain:
         include_dirs: The toolkit's and CCCL's header folders, as far as found.
         version: NVRTC's version, without the patch level, which it does not tell.
         identity: The version, the digests of its libraries and the headers' versions.
+        linker: What leaves out all that a kernel does not use, if that is wanted.
     """
 
     library: str
     include_dirs: tuple[str, ...]
     version: tuple[int, int]
     identity: str
+    linker: Linker | None = None
     _headers: PrecompiledHeaders = field(
         default_factory=PrecompiledHeaders, init=False, repr=False, compare=False
     )
@@ -65,8 +73,8 @@ class CudaToolchain:
     filename: ClassVar[str] = "kernel.cubin"
 
     @classmethod
-    def find(cls) -> CudaToolchain:
-        """Find NVRTC and its headers; reads its library once per process."""
+    def find(cls, slim: bool = False) -> CudaToolchain:
+        """Find NVRTC, its headers and, if slim, nvJitLink; reads each once per process."""
         library = find_library()
         version = version_of(library)
         if version < _OLDEST:
@@ -80,16 +88,22 @@ class CudaToolchain:
         identity = (
             f"nvrtc {version[0]}.{version[1]} {library_digest(library)} headers [{headers}]"
         )
-        return cls(library, include_dirs, version, identity)
+        if not slim:
+            return cls(library, include_dirs, version, identity)
+        linker = Linker.find(version)
+        identity = f"{identity} {linker.identity}"
+        return cls(library, include_dirs, version, identity, linker)
 
     @classmethod
     def from_configuration(cls, configuration: dict[str, Any]) -> CudaToolchain:
         """Rebuild one in a worker."""
+        linker = configuration["linker"]
         return cls(
             configuration["library"],
             tuple(configuration["include_dirs"]),
             (configuration["version"][0], configuration["version"][1]),
             configuration["identity"],
+            None if linker is None else Linker.from_configuration(linker),
         )
 
     def configuration(self) -> dict[str, Any]:
@@ -100,6 +114,7 @@ class CudaToolchain:
             "include_dirs": list(self.include_dirs),
             "version": list(self.version),
             "identity": self.identity,
+            "linker": None if self.linker is None else self.linker.configuration(),
         }
 
     def load(self) -> None:
@@ -113,7 +128,11 @@ class CudaToolchain:
         for part in builtins(self.library):
             with contextlib.suppress(OSError):
                 ctypes.CDLL(str(part))
+        if self.linker is not None:
+            self.linker.load()
         _cubin.load()
+        with nowhere():
+            pass
 
     def access(self) -> Access:
         """NVRTC's folder and the headers; the current folder, for precompiled ones."""
@@ -126,6 +145,10 @@ class CudaToolchain:
     def prefix(self, job: Job, /) -> str:
         """What its headers, precompiled, depend on."""
         return prefix(job)
+
+    def spoils(self, job: Job, /) -> bool:
+        """Whether it has an option that NVRTC does not forget."""
+        return any(o.partition("=")[0] in _STICKY for o in job.specialization.options)
 
     def compile(self, job: Job, shared: str = "", /) -> Output:
         """Compile one job with NVRTC, in this process.
@@ -148,8 +171,7 @@ class CudaToolchain:
     def _compile(self, job: Job, more_options: list[str]) -> Output:
         nvrtc = _Nvrtc(self.library)
         started = time.perf_counter()
-        program = nvrtc.program(job)
-        try:
+        with nowhere(), nvrtc.program(job) as program:
             symbol = job.specialization.symbol.encode()
             nvrtc.call("AddNameExpression", program, symbol)
             status = nvrtc.compile(program, [*self._options(job), *more_options])
@@ -158,9 +180,14 @@ class CudaToolchain:
             if status != "NVRTC_SUCCESS":
                 raise _failure(job, status, text, log, nvrtc.architectures())
             entry = nvrtc.lowered_name(program, symbol)
-            data = nvrtc.cubin(program)
-        finally:
-            nvrtc.destroy(program)
+            if self.linker is None:
+                data = nvrtc.output(program, "CUBIN")
+            else:
+                linked = self.linker.link(nvrtc.output(program, "LTOIR"), entry, job)
+                data, text = linked.output, f"{text}\n{linked.log}"
+                log = _nvrtc_log.parse(text)
+                if not data:
+                    raise _failure(job, linked.status, text, log, [])
         if not data or entry not in log.kernels:
             raise SymbolNotFoundError(
                 no_such_kernel(job, "the compiled program does not have it"),
@@ -181,6 +208,7 @@ class CudaToolchain:
             "--ptxas-options=-v",
             f"--frandom-seed={_SEED}",
             "--no-cache",
+            *(INTERMEDIATE if self.linker is not None else ()),
             *job.specialization.options,
             *(f"--include-path={folder}" for folder in self.include_dirs),
         ]
@@ -206,10 +234,11 @@ class _Nvrtc:
             raise ToolchainError(f"nvrtc{name} failed: {status.name}")
         return results[0] if len(results) == 1 else results
 
-    def program(self, job: Job) -> Any:
+    @contextlib.contextmanager
+    def program(self, job: Job) -> Iterator[Any]:
         given = job.source.headers
         headers = {n: written_out(n, text, given) for n, text in given.items()}
-        return self.call(
+        program = self.call(
             "CreateProgram",
             (_preamble(job) + job.source.text).encode(),
             job.source.name.encode(),
@@ -217,6 +246,10 @@ class _Nvrtc:
             [text.encode() for text in headers.values()],
             [name.encode() for name in headers],
         )
+        try:
+            yield program
+        finally:
+            self.call("DestroyProgram", program)
 
     def compile(self, program: Any, options: list[str]) -> str:
         encoded = [option.encode() for option in options]
@@ -233,17 +266,14 @@ class _Nvrtc:
         name: bytes = self.call("GetLoweredName", program, symbol)
         return name.decode()
 
-    def cubin(self, program: Any) -> bytes:
-        buffer = bytes(self.call("GetCUBINSize", program))
-        self.call("GetCUBIN", program, buffer)
+    def output(self, program: Any, kind: str) -> bytes:
+        buffer = bytes(self.call(f"Get{kind}Size", program))
+        self.call(f"Get{kind}", program, buffer)
         return buffer
 
     def architectures(self) -> list[int]:
         found: list[int] = self.call("GetSupportedArchs")
         return [number for number in found if number]
-
-    def destroy(self, program: Any) -> None:
-        self.call("DestroyProgram", program)
 
 
 def _preamble(job: Job) -> str:

@@ -20,18 +20,18 @@ from .._value import digest
 INSTALL = "pip install 'kernels_async[cuda13]' (or [cuda12]), or install a CUDA toolkit"
 
 
-def find_library() -> str:
-    """Path of `libnvrtc`; raises `ToolchainError` if there is none."""
+def find_library(name: str = "nvrtc", title: str = "NVRTC", install: str = INSTALL) -> str:
+    """Path of a library of the toolkit; raises `ToolchainError` if there is none."""
     try:
         from cuda import pathfinder
     except ImportError as error:
-        raise ToolchainError(f"NVRTC was not found: {INSTALL}") from error
+        raise ToolchainError(f"{title} was not found: {install}") from error
     try:
-        library = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
+        library = pathfinder.load_nvidia_dynamic_lib(name).abs_path
     except (pathfinder.DynamicLibNotFoundError, OSError, RuntimeError) as error:
-        raise ToolchainError(f"NVRTC was not found: {INSTALL}") from error
+        raise ToolchainError(f"{title} was not found: {install}") from error
     if library is None:
-        raise ToolchainError(f"NVRTC has no path: {INSTALL}")
+        raise ToolchainError(f"{title} has no path: {install}")
     return str(library)
 
 
@@ -78,13 +78,17 @@ def _cuda_version(folder: Path) -> int:
     return int(match[1]) if match else 0
 
 
-@lru_cache
 def library_digest(library: str) -> str:
     """Of the library and its builtins: the version lacks the patch level."""
+    return files_digest(library, *builtins(library))
+
+
+@lru_cache
+def files_digest(*files: str | Path) -> str:
+    """Of what is in the files, read once per process."""
     hasher = blake3(max_threads=blake3.AUTO)
-    path = Path(library).resolve()
-    for part in (path, *builtins(library)):
-        hasher.update_mmap(part)
+    for file in files:
+        hasher.update_mmap(Path(file).resolve())
     return hasher.hexdigest()
 
 
