@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from blake3 import blake3
-
 from ._source import Source
 from ._specialization import Specialization
+from ._value import digest
 
 SCHEMA = "kernels_async artifact 1, blake3"
 
@@ -48,12 +47,8 @@ def artifact_key(named: Mapping[str, str]) -> str:
     Each name and each value is preceded by its length, so that nothing can be shifted
     from one into another.
     """
-    hasher = blake3()
-    for text in chain.from_iterable(named.items()):
-        data = text.encode()
-        hasher.update(len(data).to_bytes(8, "little"))
-        hasher.update(data)
-    return hasher.hexdigest()
+    fields = [text.encode() for text in chain.from_iterable(named.items())]
+    return digest(b"".join(len(data).to_bytes(8, "little") + data for data in fields))
 
 
 @dataclass(frozen=True, slots=True)

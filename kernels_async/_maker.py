@@ -32,7 +32,7 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 _THREADS = 8
-_READ_AT_ONCE = 8
+_READ_AT_ONCE = 16
 _SLOW_READ_SECONDS = 0.003
 _FIRST_LOOK_SECONDS = 0.005
 _LONGEST_LOOK_SECONDS = 0.25

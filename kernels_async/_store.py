@@ -187,25 +187,19 @@ class Store:
                 self.files.rename(key[2:], shard, name, aside)
                 trim(self.files, aside, ASIDE_MOST)
 
-    @contextlib.contextmanager
-    def directory(self, *, create: bool = False) -> Iterator[int]:
+    def directory(self, *, create: bool = False) -> opened:
         """The store's open directory."""
         root = open_root(self.files, self.root, self._trust, create=create)
-        with opened(self.files, root):
-            yield root
+        return opened(self.files, root)
 
-    @contextlib.contextmanager
-    def folder(self, name: str, dir_fd: int, *, create: bool = False) -> Iterator[int]:
+    def folder(self, name: str, dir_fd: int, *, create: bool = False) -> opened:
         """An open directory in another one of the store."""
         folder = open_folder(self.files, name, dir_fd, self._trust, create=create)
-        with opened(self.files, folder):
-            yield folder
+        return opened(self.files, folder)
 
-    @contextlib.contextmanager
-    def shards(self, root: int, *, create: bool = False) -> Iterator[int]:
+    def shards(self, root: int, *, create: bool = False) -> opened:
         """The open directory of the entries that this store's seal vouches for."""
-        with self.folder(self._seal.namespace, root, create=create) as shards:
-            yield shards
+        return self.folder(self._seal.namespace, root, create=create)
 
     @contextlib.contextmanager
     def shard(self, prefix: str, *, create: bool = False) -> Iterator[tuple[int, int]]:
