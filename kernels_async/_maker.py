@@ -262,12 +262,12 @@ class Maker:
         try:
             if flight.settled:
                 return None
-            if not await self._lock(flight, hold):
+            claimed = await in_thread(self._claim, flight, hold, abandon=True)
+            if not claimed:
                 self.scope.start_soon(self._read_later, flight)
                 return None
-            artifact = await self.in_thread(self.store.read, flight.key)
-            if artifact is not None:
-                self._succeed(flight, artifact)
+            if isinstance(claimed, Artifact):
+                self._succeed(flight, claimed)
             if flight.settled:
                 return None
             flight.begun = True
@@ -296,11 +296,16 @@ class Maker:
         with contextlib.suppress(ClosedError):  # the end settles it
             self._reading.put(flight)
 
-    async def _lock(self, flight: Flight, hold: Hold) -> bool:
-        """Lock the key for as long as `hold` lasts; `False` if another process has it."""
-        if await self.in_thread(hold.take, partial(self.store.try_lock, flight.key)):
-            return True
-        return flight.patience is not None and flight.patience.is_over
+    def _claim(self, flight: Flight, hold: Hold) -> Artifact | bool:
+        """Lock the key for as long as `hold` lasts; `False` if another process has it.
+
+        Returns:
+            The artifact, if another process has just made it.
+        """
+        over = flight.patience is not None and flight.patience.is_over
+        if not hold.take(partial(self.store.try_lock, flight.key)) and not over:
+            return False
+        return self.store.read(flight.key) or True
 
     async def in_thread(
         self, function: Callable[[*Arguments], T], *arguments: *Arguments
