@@ -67,7 +67,8 @@ class Cache:
         It runs in a task of the cache's scope, once its artifact is there: callers only
         wait for what it settles.
         """
-        if (made := self._open_parts().lane.take()) is None:
+        made = None if self._parts is None else self._parts.lane.take()
+        if made is None:
             return
         pending, attempt, flight = made
         try:

@@ -246,9 +246,11 @@ class Maker:
         with Hold() as hold:
             async with self.pool.turn:
                 flight = self._compiling.take()
-                if flight is None:
-                    return
-                output = await self._output(flight, hold)
+                output = None if flight is None else await self._output(flight, hold)
+            if flight is None:
+                await self._plan.changed()
+                return
+            self._plan.notice()
             if output is not None:
                 await self._keep(flight, output)
 

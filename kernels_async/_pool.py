@@ -127,7 +127,7 @@ class CompilePool:
         self._numbers = itertools.count(1)
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
-        self.sharing = Sharing(self._workers, self._idle)
+        self.sharing = Sharing(limits.workers, self._workers, self._idle)
         self._busy: set[WorkerProcess] = set()
         self._freed = anyio.Event()
         self._memory = MemoryGuard(scope, limits.memory, self._busy)

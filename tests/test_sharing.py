@@ -18,6 +18,7 @@ from kernels_async import (
     CompileError,
     Compiler,
     SymbolNotFoundError,
+    _plan,
 )
 from kernels_async._includes import leading_directives
 from kernels_async._plan import Plan
@@ -203,41 +204,49 @@ class Worker:
 
 
 class Workers:
-    """Some workers and the plan of their jobs."""
+    """Some workers, the plan of their jobs, and the time."""
 
     def __init__(self, count: int) -> None:
         self.all = [Worker() for _ in range(count)]
         self.idle = list(self.all)
+        self.now = 0.0
         pretended = (cast("list[WorkerProcess]", each) for each in (self.all, self.idle))
-        self.sharing = Sharing(*pretended)
-        self.plan: Plan[Waiting] = Plan(self.sharing)
+        self.sharing = Sharing(count, *pretended)
+        self.plan: Plan[Waiting] = Plan(self.sharing, lambda: self.now)
 
     def put(self, count: int, prefix: str) -> None:
         """Jobs of one prefix that wait."""
         for number in range(count):
             self.plan.put(Waiting(f"{prefix}{number}", prefix))
 
-    def start(self, worker: Worker) -> tuple[str, str]:
-        """The next job of a worker: its name, and what it keeps."""
+    def start(self, number: int) -> tuple[str, str] | None:
+        """The next job of a worker that is free: its name, and what the worker keeps."""
+        worker = self.all[number]
+        others = [other for other in self.idle if other is not worker]
         self.idle[:] = [worker]
         taken = self.plan.take()
-        assert taken is not None
+        self.idle[:] = others
+        if taken is None:
+            self.idle.append(worker)
+            return None
         more = self.plan.waiting(taken.prefix)
-        pretended = cast("WorkerProcess", worker)
-        return taken.name, self.sharing.keep(pretended, taken.prefix, more)
+        kept = self.sharing.keep(cast("WorkerProcess", worker), taken.prefix, more)
+        return taken.name, kept
+
+    def end(self, number: int) -> None:
+        """Its job is done."""
+        self.idle.append(self.all[number])
 
 
 def test_a_worker_goes_on_with_what_it_knows() -> None:
     """And one that knows nothing begins where the most work waits for each."""
     workers = Workers(3)
-    workers.put(4, "a")
+    workers.put(5, "a")
     workers.put(9, "b")
-    first, second, third = workers.all
-    assert workers.start(first)[0] == "b0"
-    assert workers.start(second)[0] == "a0"
-    assert workers.start(first)[0] == "b1"
-    assert workers.start(third)[0] == "b2"
-    assert workers.start(second)[0] == "a1"
+    names = [workers.start(number) for number in (0, 1, 0, 2, 1, 2)]
+    assert names == [
+        ("b0", "b"), ("a0", "a"), ("b1", "b"), ("b2", "b"), ("a1", "a"), ("b3", "b")
+    ]  # fmt: skip
 
 
 def test_long_jobs_begin_first_and_none_is_passed_over_for_ever() -> None:
@@ -245,36 +254,60 @@ def test_long_jobs_begin_first_and_none_is_passed_over_for_ever() -> None:
     workers = Workers(1)
     workers.put(1, "")
     workers.put(40, "a")
-    names = [workers.start(workers.all[0])[0] for _ in range(41)]
+    started = [workers.start(0) for _ in range(41)]
+    names = [each[0] for each in started if each]
     assert names[0] == "a0"
     assert names.index("0") == 16
 
 
-def test_no_worker_is_idle_while_a_job_waits() -> None:
-    """It takes what another knows better."""
+@pytest.mark.parametrize(
+    ("jobs", "count", "keepers", "others"),
+    [(16, 16, 0, 16), (17, 16, 6, 0), (32, 16, 11, 0), (64, 16, 16, 0), (3, 2, 2, 0),
+     (2, 2, 0, 2), (2, 1, 1, 0), (1, 1, 0, 1)],
+)  # fmt: skip
+def test_as_many_workers_keep_headers_as_pay_off(
+    jobs: int, count: int, keepers: int, others: int
+) -> None:
+    """One each is fastest if there are enough workers, else three for each and more."""
+    workers = Workers(count)
+    workers.put(jobs, "a")
+    started = [workers.start(number) for number in range(count)]
+    kept = [each[1] for each in started if each]
+    assert (kept.count("a"), kept.count("")) == (keepers, others)
+    assert workers.plan.waiting("a") == jobs - keepers - others
+
+
+def test_a_job_that_is_left_to_others_is_not_left_for_ever() -> None:
+    """Those who keep its headers may hang, or have a longer one first."""
     workers = Workers(2)
-    workers.put(2, "a")
-    assert workers.start(workers.all[0])[0] == "a0"
-    assert workers.start(workers.all[1])[0] == "a1"
-    assert workers.plan.take() is None
+    workers.put(3, "a")
+    assert workers.start(0) == ("a0", "a")
+    workers.end(0)
+    assert workers.start(0) == ("a1", "a")
+    assert workers.start(1) is None
+    workers.now += _plan.PATIENCE_SECONDS + 0.1
+    assert workers.start(1) == ("a2", "")
 
 
-def test_headers_are_kept_where_another_compile_follows() -> None:
-    """It pays for two compiles in one worker, and not for one."""
+async def test_who_waits_for_a_plan_hears_of_each_change() -> None:
+    """Or looks again, if nothing is heard."""
+    plan = Workers(1).plan
+    waiting = [asyncio.create_task(plan.changed()) for _ in range(2)]
+    await asyncio.sleep(0)
+    plan.put(Waiting("0"))
+    await asyncio.wait_for(asyncio.gather(*waiting), 0.2)
+    await plan.changed()
+
+
+def test_one_request_after_another_keeps_headers_at_last() -> None:
+    """Nobody knows whether more will come, until some have."""
     workers = Workers(2)
-    workers.put(4, "a")
-    kept = [workers.start(workers.all[turn % 2])[1] for turn in range(4)]
-    assert kept == ["a", "a", "a", "a"]
-
-    alone = Workers(2)
-    alone.put(2, "a")
-    assert [alone.start(worker)[1] for worker in alone.all] == ["a", ""]
-
-    one_by_one = Workers(1)
     kept = []
     for _ in range(4):
-        one_by_one.put(1, "a")
-        kept.append(one_by_one.start(one_by_one.all[0])[1])
+        workers.put(1, "a")
+        started = workers.start(0)
+        kept.append(started and started[1])
+        workers.end(0)
     assert kept == ["", "", "a", "a"]
 
 

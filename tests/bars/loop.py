@@ -79,7 +79,7 @@ class Bench:
         self.go = go
         self.compiles: Counter[str] = Counter()
 
-    async def compile(self, key: str, job: Job, *_: object) -> Output:
+    async def compile(self, key: str, job: Job, *sharing: object) -> Output:
         """What a worker does."""
         symbol = job.specialization.symbol
         self.compiles[symbol] += 1

@@ -225,7 +225,7 @@ class CacheMachine(RuleBasedStateMachine):
 
         return Opened(self.caches, self.loop.call(make()), device, limit)
 
-    async def compile(self, key: str, job: Job, *_: object) -> Output:
+    async def compile(self, key: str, job: Job, *sharing: object) -> Output:
         """What a worker does, until a rule ends it."""
         number = int(job.specialization.symbol[1:])
         same = [call for call in self.compiles.calls if call.asked == number]
