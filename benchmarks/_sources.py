@@ -14,39 +14,18 @@ from kernels_async import Artifact, Compiler, Specialization
 Request = tuple[str, str]
 
 CUB = """
-#include <cub/block/block_load.cuh>
-#include <cub/block/block_radix_sort.cuh>
 #include <cub/block/block_reduce.cuh>
-#include <cub/block/block_scan.cuh>
-#include <cub/block/block_store.cuh>
 
-// Sorts each block's values; out has their running sums, totals the sum of each block.
+// The sum of each block's values.
 template <class T, int BLOCK, int ITEMS>
-__global__ void sorted_sums(const T* in, T* out, T* totals) {
-    using Load = cub::BlockLoad<T, BLOCK, ITEMS, cub::BLOCK_LOAD_TRANSPOSE>;
-    using Sort = cub::BlockRadixSort<T, BLOCK, ITEMS>;
+__global__ void sums(const T* in, T* out) {
     using Reduce = cub::BlockReduce<T, BLOCK>;
-    using Scan = cub::BlockScan<T, BLOCK>;
-    using Store = cub::BlockStore<T, BLOCK, ITEMS, cub::BLOCK_STORE_TRANSPOSE>;
-    __shared__ union {
-        typename Load::TempStorage load;
-        typename Sort::TempStorage sort;
-        typename Reduce::TempStorage reduce;
-        typename Scan::TempStorage scan;
-        typename Store::TempStorage store;
-    } shared;
+    __shared__ typename Reduce::TempStorage shared;
     T values[ITEMS];
-    const size_t first = (size_t)blockIdx.x * BLOCK * ITEMS;
-    Load(shared.load).Load(in + first, values);
-    __syncthreads();
-    Sort(shared.sort).Sort(values);
-    __syncthreads();
-    T total = Reduce(shared.reduce).Sum(values);
-    __syncthreads();
-    Scan(shared.scan).InclusiveSum(values, values);
-    __syncthreads();
-    Store(shared.store).Store(out + first, values);
-    if (threadIdx.x == 0) totals[blockIdx.x] = total;
+    for (int item = 0; item < ITEMS; ++item)
+        values[item] = in[((size_t)blockIdx.x * ITEMS + item) * BLOCK + threadIdx.x];
+    T sum = Reduce(shared).Sum(values);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 """
 
@@ -96,7 +75,7 @@ def cub(count: int) -> list[Request]:
     types = ("float", "double", "int", "unsigned long long")
     sizes = itertools.product((64, 128, 256, 512), (2, 4))
     symbols = [
-        f"sorted_sums<{type_name}, {block}, {items}>"
+        f"sums<{type_name}, {block}, {items}>"
         for (block, items), type_name in itertools.product(sizes, types)
     ]
     return [(CUB, symbol) for symbol in symbols[:count]]
