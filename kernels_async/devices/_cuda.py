@@ -2,15 +2,19 @@
 
 All loads of a device run on one thread of its own, which has the device as its current
 one for good: CuPy's current device is per thread, and going back to another device
-would create a context there, as CuPy's own `Device.compute_capability` does. A module
-load waits for running kernels and holds back launches of other threads meanwhile, so
-artifacts that are ready go back to back.
+would create a context there, as CuPy's own `Device.compute_capability` does.
+
+A module load waits for running kernels and holds back launches of other threads meanwhile.
+So small modules that are ready go back to back, behind one kernel. Large ones do not: each
+holds the driver's lock for milliseconds and the next takes it again before a launch can, so
+there is a pause between them, in which launches go on; it makes the loads no longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,6 +25,8 @@ from .._private import copies
 from ._base import Kernel, refused
 
 _ANY_DEVICE = -1
+_LARGE_BYTES = 32 << 10
+_PAUSE_SECONDS = 200e-6  # half of it was not always enough on an H200, more was no better
 _COMPUTE_CAPABILITY = (75, 76)  # cudaDevAttrComputeCapabilityMajor, -Minor
 
 
@@ -107,7 +113,12 @@ class CudaDevice:
 
     def _load_all(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
         self._cupy.cuda.Device(self._ordinal).use()
-        return [self._load(artifact) for artifact in artifacts]
+        outcomes = []
+        for artifact in artifacts:
+            outcomes.append(self._load(artifact))
+            if len(artifact.bytes) > _LARGE_BYTES:
+                time.sleep(_PAUSE_SECONDS)
+        return outcomes
 
     def _load(self, artifact: Artifact) -> Kernel | LoadError:
         try:
