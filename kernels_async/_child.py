@@ -27,8 +27,11 @@ _PATIENCE = 1.0
 class Child:
     """One process and its pipes, as an event loop sees it.
 
+    It is made in a thread, as it starts one, whose first step would hold up the loop.
+
     Args:
         process: The process, just started.
+        loop: The event loop.
 
     Attributes:
         pid: Its number, and that of its group.
@@ -40,7 +43,7 @@ class Child:
         RuntimeError: There is no thread to wait for it; it is killed.
     """
 
-    def __init__(self, process: Spawned) -> None:
+    def __init__(self, process: Spawned, loop: asyncio.AbstractEventLoop) -> None:
         self._process = process
         self.pid = process.pid
         self.returncode: int | None = None
@@ -51,13 +54,14 @@ class Child:
         for descriptor in (process.stdin, process.stdout, process.stderr):
             os.set_blocking(descriptor, False)
         self._ended, self._silent = asyncio.Event(), asyncio.Event()
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         try:
             threading.Thread(target=self._watch, daemon=True).start()
         except BaseException:
-            end(process)
+            self.kill_group()
+            _reap(process.pid)
+            process.close()
             raise
-        self._loop.add_reader(process.stderr, self._listen)
 
     @classmethod
     async def start(cls, thread: Executor, function: Callable[[], Spawned]) -> Child:
@@ -69,13 +73,15 @@ class Child:
             OSError: It cannot be started.
             RuntimeError: There is no thread to start it, or to wait for it.
         """
-        starting = thread.submit(function)
+        loop = asyncio.get_running_loop()
+        starting = thread.submit(lambda: cls(function(), loop))
         try:
-            process = await asyncio.wrap_future(starting)
+            child = await asyncio.wrap_future(starting)
         except BaseException:
-            starting.add_done_callback(_end_started)
+            starting.add_done_callback(_end)
             raise
-        return cls(process)
+        loop.add_reader(child._process.stderr, child._listen)
+        return child
 
     async def send(self, data: bytes) -> None:
         """Write to its standard input; nothing, if it does not read any more."""
@@ -150,17 +156,12 @@ class Child:
         return True
 
 
-def end(process: Spawned) -> None:
-    """Kill a process that nobody wants, with everything in its group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    _reap(process.pid)
-    process.close()
-
-
-def _end_started(starting: Future[Spawned]) -> None:
+def _end(starting: Future[Child]) -> None:
+    """Kill a child that nobody waits for any more."""
     if not starting.cancelled() and starting.exception() is None:
-        end(starting.result())
+        child = starting.result()
+        child.kill_group()
+        child._process.close()
 
 
 def _reap(pid: int) -> int:
