@@ -21,6 +21,18 @@ def toolchain() -> dict[str, Any]:
     return dict(find("sm_90").configuration())
 
 
+def can_be_slim() -> bool:
+    """Whether there is what `slim=True` needs."""
+    from kernels_async import ToolchainError
+    from kernels_async.toolchains import find
+
+    try:
+        find("sm_90", slim=True)
+    except ToolchainError:
+        return False
+    return True
+
+
 def nvrtc_options(target: str) -> list[str]:
     """The options of plain NVRTC."""
     includes = (f"--include-path={folder}" for folder in toolchain()["include_dirs"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from _fresh import fresh
-from _peers import cupy_maker, make_context
+from _peers import can_be_slim, cupy_maker, make_context
 from _sources import Request, artifacts, heavy, small, specialized
 
 from kernels_async import Kernels
@@ -40,25 +40,30 @@ Row = tuple[Any, ...]
 def held_back(target: str, quick: bool, caches: str) -> list[Row]:
     """The launches of the stream beside each kind of work; caches are filled first."""
     count = 2 if quick else 32
+    slim = fresh(can_be_slim)
     cases = {"small": small(count), "CUB": heavy(count, quick)}
     rows: list[Row] = [("1.8 ms kernels, nothing else", *fresh(beside_nothing))]
     for kind, requests in cases.items():
         beside = f"1.8 ms kernels, {count} {kind} ones"
-        fresh(fill, requests, target, caches=caches)
-        for name, work, arguments in (
+        works: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
             ("read, none loaded", beside_ours, (requests, False)),
             ("loaded: kernels_async", beside_ours, (requests, True)),
             ("loaded: CuPy", beside_cupy, (requests, target)),
-        ):
+        ]
+        if slim:
+            works.insert(2, ("loaded: slim=True", beside_ours, (requests, True, True)))
+        fresh(fill, requests, target, slim, caches=caches)
+        for name, work, arguments in works:
             found = fresh(work, *arguments, caches=caches)
             rows.append((f"{beside} {name}", *found))
     return rows
 
 
-async def fill(requests: list[Request], target: str) -> None:
+async def fill(requests: list[Request], target: str, slim: bool) -> None:
     """Compile everything, by this library and by CuPy."""
-    async with Kernels.open("cuda:0") as kernels:
-        await artifacts(kernels.compiler, requests)
+    for how in {False, slim}:
+        async with Kernels.open("cuda:0", slim=how) as kernels:
+            await artifacts(kernels.compiler, requests)
     make = cupy_maker(target, on_gpu=True)
     for request in requests:
         make(*request)
@@ -69,10 +74,10 @@ async def beside_nothing() -> Row:
     return await _launched(lambda: asyncio.sleep(NOTHING_SECONDS))
 
 
-async def beside_ours(requests: list[Request], loading: bool) -> Row:
+async def beside_ours(requests: list[Request], loading: bool, slim: bool = False) -> Row:
     """The stream while this library reads artifacts, or reads and loads them."""
     make_context()
-    async with Kernels.open("cuda:0") as kernels:
+    async with Kernels.open("cuda:0", slim=slim) as kernels:
         pendings = [kernels.request(*request) for request in specialized(requests)]
 
         async def read() -> None:

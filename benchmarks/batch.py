@@ -19,6 +19,7 @@ from multiprocessing import get_context
 
 from _fresh import fresh
 from _peers import (
+    can_be_slim,
     compile_plain,
     cupy_maker,
     cupy_name,
@@ -79,6 +80,9 @@ def race(requests: list[Request], options: Options) -> list[Row]:
         ("NVRTC in threads", fresh(by_threads, requests, target, workers)),
         ("NVRTC in a ProcessPoolExecutor", fresh(by_processes, requests, target, workers)),
     ]
+    if fresh(can_be_slim):
+        slim, _ = fresh(compiled, requests, target, workers, True, True)
+        rows.insert(2, ("kernels_async, slim, workers started", slim))
     if on_gpu:
         ours = fresh(loaded, requests, options.device, workers)
         rows.insert(0, ("kernels_async, compiled and loaded", ours))
@@ -95,10 +99,10 @@ def warm(requests: list[Request], target: str) -> None:
 
 
 async def compiled(
-    requests: list[Request], target: str, workers: int, started: bool
+    requests: list[Request], target: str, workers: int, started: bool, slim: bool = False
 ) -> tuple[float, float]:
     """Seconds of this library's compiler, and the sum of its workers' compile times."""
-    async with Compiler(target, workers=workers) as compiler:
+    async with Compiler(target, workers=workers, slim=slim) as compiler:
         if started:
             await artifacts(compiler, small(workers, first=1_000))
         began = time.perf_counter()

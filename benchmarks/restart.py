@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from _fresh import fresh
-from _peers import core_key, cupy_maker, cupy_name, make_context
+from _peers import can_be_slim, core_key, cupy_maker, cupy_name, make_context
 from _sources import Request, artifacts, heavy, small, specialized
 from _table import Options, Row, main
 
@@ -74,6 +74,9 @@ def _times(
     keys = fresh(fill, requests, target, caches=caches)
     entries = fresh(fill_core, requests, target, core, caches=caches)
     fresh(loaded, *load, False, caches=caches)
+    slim = on_gpu and fresh(can_be_slim)
+    if slim:
+        fresh(loaded, *load, False, slim, caches=caches)
     fresh(by_cupy, requests, target, on_gpu, caches=caches)
     cpu = "" if on_gpu else ", small kernels on the cpu device"
     return {
@@ -82,6 +85,9 @@ def _times(
         f"{READ} with opening": least(read, requests, target, True),
         f"{LOADED}{cpu}": least(loaded, *load, False),
         f"{LOADED} with opening{cpu}": least(loaded, *load, True),
+        f"{LOADED} with slim=True{'' if slim else ': not here'}": (
+            least(loaded, *load, False, slim) if slim else None
+        ),
         cupy_name("from its disk cache", on_gpu): least(by_cupy, requests, target, on_gpu),
         f"cuda.core FileStreamProgramCache{'' if entries else ': not there'}": (
             least(by_core, requests, entries, target, core, on_gpu) if entries else None
@@ -121,12 +127,14 @@ async def read(requests: list[Request], target: str, opening: bool) -> float:
     return seconds
 
 
-async def loaded(requests: list[Request], device: str, opening: bool) -> float:
+async def loaded(
+    requests: list[Request], device: str, opening: bool, slim: bool = False
+) -> float:
     """Seconds until every kernel is loaded; the first time compiles them."""
     if device != "cpu":
         make_context()
     began = time.perf_counter()
-    async with Kernels.open(device) as kernels:
+    async with Kernels.open(device, slim=slim) as kernels:
         if not opening:
             began = time.perf_counter()
         pendings = [kernels.request(*request) for request in specialized(requests)]
