@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -15,7 +16,7 @@ import anyio
 from ._artifact import Artifact, Output
 from ._blame import Quarantine
 from ._digest import entries
-from ._errors import ClosedError, KernelsError, ToolchainError
+from ._errors import ClosedError, ToolchainError
 from ._lane import Lane
 from ._locks import Hold
 from ._outcome import Outcome
@@ -33,7 +34,7 @@ Arguments = TypeVarTuple("Arguments")
 
 _THREADS = 8
 _READ_AT_ONCE = 16
-_SLOW_READ_SECONDS = 0.003
+_SLOW_SECONDS = 0.02
 _FIRST_LOOK_SECONDS = 0.005
 _LONGEST_LOOK_SECONDS = 0.25
 
@@ -195,34 +196,34 @@ class Maker:
     async def _read(self) -> None:
         """The first step: artifacts from the store; what it lacks is to be compiled.
 
-        A thread reads several, as a hop to it takes as long as a read. Others only help
-        it where reads wait for the disk: else they would wait for the interpreter's lock,
-        and whoever launches kernels with them.
+        A thread reads several, as a hop to it takes as long as a read. Others help it where
+        reads wait for the disk: else they would only wait for the interpreter's lock, and
+        whoever launches kernels with them.
         """
         share = min(_READ_AT_ONCE, 1 + len(self._reading) // 2)
         taken = (self._reading.take() for _ in range(share))
         flights = [flight for flight in taken if flight is not None and not flight.settled]
         if not flights:
             return
-        found, seconds = await in_thread(
-            self._look_at, flights, limiter=self._readers, abandon=True
-        )
-        is_slow = seconds > _SLOW_READ_SECONDS * len(flights)
-        self._readers.total_tokens = _THREADS if is_slow else 1
+        try:
+            async with self._readers:
+                found = await self._look_at(flights)
+        except Exception as error:  # noqa: BLE001 - whatever it is, their waiters get it
+            found = [error for _ in flights]
         for flight, artifact in zip(flights, found, strict=True):
-            if isinstance(artifact, Artifact):
-                self._succeed(flight, artifact)
-            elif artifact is not None:
-                self._fail(flight, artifact)
-            else:
-                self._want_compiled(flight)
+            self._go_on(flight, artifact)
 
-    def _look_at(
-        self, flights: list[Flight]
-    ) -> tuple[list[Artifact | Exception | None], float]:
-        """What the store has of each, and the seconds that it took."""
-        began = time.monotonic()
-        return list(map(self._look, flights)), time.monotonic() - began
+    async def _look_at(self, flights: list[Flight]) -> list[Artifact | Exception | None]:
+        """What the store has of each; while that takes long, others may look too."""
+        loop, readers = asyncio.get_running_loop(), self._readers
+        began = loop.time()
+        helped = loop.call_later(_SLOW_SECONDS, setattr, readers, "total_tokens", _THREADS)
+        try:
+            return await in_thread(lambda: list(map(self._look, flights)), abandon=True)
+        finally:
+            helped.cancel()
+            if loop.time() - began < _SLOW_SECONDS:
+                readers.total_tokens = 1
 
     def _look(self, flight: Flight) -> Artifact | Exception | None:
         """The artifact from the store; if there is none, what its compile may share."""
@@ -234,11 +235,17 @@ class Maker:
             return error
         return artifact
 
-    def _want_compiled(self, flight: Flight) -> None:
+    def _go_on(self, flight: Flight, found: Artifact | Exception | None) -> None:
+        """Settle a flight with what was found, or have it compiled."""
         try:
-            self.pool.refuse(flight.key, flight.job)
-            self._compiling.put(flight)
-        except KernelsError as error:
+            if isinstance(found, Artifact):
+                self._succeed(flight, found)
+            elif found is not None:
+                self._fail(flight, found)
+            else:
+                self.pool.refuse(flight.key, flight.job)
+                self._compiling.put(flight)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
             self._fail(flight, error)
 
     async def _compile(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 import anyio
@@ -11,6 +12,7 @@ import anyio
 from ._sharing import Sharing
 
 _EACH = 2
+_COMPARED = 32
 _PASSED_OVER = 16
 _WITH_HEADERS = 16
 """How much longer a job with headers takes than one without, for all that is known."""
@@ -110,8 +112,8 @@ class Plan(Generic[T]):
             for prefix in prefixes:
                 if prefix in self._groups:
                     return prefix
-        open_to_others = filter(self._pays_another, self._groups)
-        return max(open_to_others, key=self._work_for_each, default=None)
+        first = islice(self._groups, _COMPARED)
+        return max(filter(self._pays_another, first), key=self._work_for_each, default=None)
 
     def _pays_another(self, prefix: str) -> bool:
         """Whether one worker more is to have jobs of that prefix."""

@@ -191,8 +191,9 @@ class CompilePool:
         """
         worker = await self._acquire(work.prefix)
         self._busy.add(worker)
-        shared = self.sharing.keep(worker, work.prefix, work.more)
+        shared = ""
         try:
+            shared = self.sharing.keep(worker, work.prefix, work.more)
             self._memory.watch()
             number = next(self._numbers)
             frame = await _encode(number, work.job, shared)

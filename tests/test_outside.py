@@ -7,9 +7,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio.to_thread
 import numpy as np
@@ -28,6 +29,7 @@ from kernels_async import (
     SpecificationError,
     WrongLoopError,
 )
+from kernels_async._tiers import TieredStore
 from tests.processes import SLOW, children, in_child, until
 
 SOURCE = "template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n"
@@ -410,3 +412,43 @@ def test_a_program_that_ends_as_a_cache_opens_ends(warm_dir: Path) -> None:
     tasks: list[asyncio.Task[None]] = []
     asyncio.run(main())
     assert ended == [True]
+
+
+async def test_a_read_that_no_thread_can_be_started_for_fails_its_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They do not wait for ever, and the next is served."""
+    async with Compiler("cpu", workers=1) as compiler:
+        with monkeypatch.context() as patch:
+            refusal = RuntimeError("can't start new thread")
+            patch.setattr(anyio.to_thread, "run_sync", mock.AsyncMock(side_effect=refusal))
+            with pytest.raises(RuntimeError, match="new thread"):
+                await asyncio.wait_for(compiler.compile(SOURCE, "add<1>"), 5)
+        assert isinstance(await compiler.compile(SOURCE, "add<1>"), Artifact)
+
+
+@pytest.mark.parametrize(("seconds", "together"), [(0.0, {1, 2}), (0.03, range(4, 10))])
+async def test_threads_read_together_where_the_disk_is_slow(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, together: Collection[int]
+) -> None:
+    """Where it is fast they would only wait for the interpreter, as who launches would.
+
+    One more read is that of the worker's turn.
+    """
+    reading, most = 0, 0
+
+    def read(_: TieredStore, __: str) -> None:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        time.sleep(seconds)
+        reading -= 1
+
+    async with Compiler("cpu", workers=1) as compiler:
+        with monkeypatch.context() as patch:
+            patch.setattr(TieredStore, "read", read)
+            requests = [(SOURCE, f"add<{n}>") for n in range(100)]
+            waiting = asyncio.ensure_future(compiler.compile_all(requests))
+            await until(lambda: len(compiler._maker()._compiling) > 90)
+        waiting.cancel()
+    assert most in together
