@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from weakref import WeakValueDictionary
 
 from ._errors import SpecificationError
 from ._includes import is_header_name
@@ -123,9 +124,18 @@ class Source(Value):
         return f"<Source {self.name} {len(self.text)} characters{more}>"
 
 
+_of_texts: WeakValueDictionary[str, Source] = WeakValueDictionary()
+
+
 def as_source(source: Source | str) -> Source:
-    """`source`, or a `Source` of that text."""
-    return source if isinstance(source, Source) else Source(source)
+    """`source`, or the `Source` of that text, which all who have one share."""
+    if isinstance(source, Source):
+        return source
+    made = _of_texts.get(source) if isinstance(source, str) else None
+    if made is None:
+        made = Source(source)
+        _of_texts[source] = made
+    return made
 
 
 def _checked(what: str, text: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kernels_async import Compiler, Kernels, Source, SpecificationError
+from kernels_async._source import as_source
 
 TEXT = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
 
@@ -109,3 +110,12 @@ async def test_a_relative_include_means_one_header_wherever_it_is_compiled() -> 
     text = source.text.replace("*p = V", "static_assert(V == 1)")
     async with Compiler("sm_90", workers=1) as compiler:
         await compiler.compile(Source(text, source.headers), "f")
+
+
+def test_requests_with_one_text_share_its_source() -> None:
+    """A text that is given again is not read, digested and kept again."""
+    text = "__global__ void shared_text() {}"
+    source = as_source(text)
+    assert as_source("__global__ void " + "shared_text() {}") is source
+    assert as_source(source) is source
+    assert as_source(text + "\n") is not source
