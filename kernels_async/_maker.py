@@ -33,7 +33,7 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 _THREADS = 8
-_READ_AT_ONCE = 16
+_READ_AT_ONCE = 8
 _SLOW_SECONDS = 0.02
 _FIRST_LOOK_SECONDS = 0.005
 _LONGEST_LOOK_SECONDS = 0.25
@@ -200,7 +200,7 @@ class Maker:
         reads wait for the disk: else they would only wait for the interpreter's lock, and
         whoever launches kernels with them.
         """
-        share = min(_READ_AT_ONCE, 1 + len(self._reading) // 2)
+        share = min(_READ_AT_ONCE, len(self._reading))
         taken = (self._reading.take() for _ in range(share))
         flights = [flight for flight in taken if flight is not None and not flight.settled]
         if not flights:

@@ -92,9 +92,10 @@ def open_root(files: Files, path: Path, trust: Trust, *, create: bool = False) -
     left, passed, links = deque(path.parts[1:]), ["/"], 0
     place = files.open("/", PLACE)
     try:
+        standing = files.stat(place)
         while left:
             if trust.way:
-                _check_ancestor(passed, files.stat(place))
+                _check_ancestor(passed, standing)
             name = left.popleft()
             found = _open_place(files, name, place, create=create)
             try:
@@ -107,10 +108,10 @@ def open_root(files: Files, path: Path, trust: Trust, *, create: bool = False) -
                 if not stat.S_ISDIR(kind.st_mode):
                     raise PermissionError(f"{_path([*passed, name])} is no directory")
                 passed.append(name)
-                place, found = found, place
+                place, found, standing = found, place, kind
             finally:
                 files.close(found)
-        trust.check_root(path, files.stat(place))
+        trust.check_root(path, standing)
     except BaseException:
         files.close(place)
         raise
