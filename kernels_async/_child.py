@@ -55,8 +55,9 @@ class Child:
             os.set_blocking(descriptor, False)
         self._ended, self._silent = asyncio.Event(), asyncio.Event()
         self._loop = loop
+        self._watching = threading.Thread(target=self._watch, daemon=True)
         try:
-            threading.Thread(target=self._watch, daemon=True).start()
+            self._watching.start()
         except BaseException:
             self.kill_group()
             _reap(process.pid)
@@ -67,7 +68,10 @@ class Child:
     async def start(cls, thread: Executor, function: Callable[[], Spawned]) -> Child:
         """What `function` starts in a thread; killed if the caller does not wait for it.
 
-        The kernel takes the thread for the process's parent: it has to live as long.
+        Args:
+            thread: One thread, which the kernel takes for the process's parent: it has to
+                live as long. When it has ended, so has what nobody waited for.
+            function: Starts the process.
 
         Raises:
             OSError: It cannot be started.
@@ -78,7 +82,8 @@ class Child:
         try:
             child = await asyncio.wrap_future(starting)
         except BaseException:
-            starting.add_done_callback(_end)
+            with contextlib.suppress(RuntimeError):  # it ends, and with it the process
+                thread.submit(_end, starting)
             raise
         loop.add_reader(child._process.stderr, child._listen)
         return child
@@ -161,6 +166,7 @@ def _end(starting: Future[Child]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         child = starting.result()
         child.kill_group()
+        child._watching.join()
         child._process.close()
 
 

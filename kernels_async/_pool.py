@@ -179,7 +179,7 @@ class CompilePool:
         """Stop every worker."""
         self._idle.clear()
         await self._stop(self._workers)
-        self._starter.shutdown(wait=False)
+        await in_thread(self._starter.shutdown)
         self._lifeline.close()
 
     async def _try(self, work: _Work, *, last: bool) -> Output | KernelsError:
