@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
@@ -209,31 +209,31 @@ class Maker:
             async with self._readers:
                 found = await self._look_at(flights)
         except Exception as error:  # noqa: BLE001 - whatever it is, their waiters get it
-            found = [error for _ in flights]
+            found = [error] * len(flights)
         for flight, artifact in zip(flights, found, strict=True):
             self._go_on(flight, artifact)
 
-    async def _look_at(self, flights: list[Flight]) -> list[Artifact | Exception | None]:
+    async def _look_at(
+        self, flights: list[Flight]
+    ) -> Sequence[Artifact | Exception | None]:
         """What the store has of each; while that takes long, others may look too."""
         loop, readers = asyncio.get_running_loop(), self._readers
         began = loop.time()
         helped = loop.call_later(_SLOW_SECONDS, setattr, readers, "total_tokens", _THREADS)
         try:
-            return await in_thread(lambda: list(map(self._look, flights)), abandon=True)
+            return await in_thread(self._look, flights, abandon=True)
         finally:
             helped.cancel()
             if loop.time() - began < _SLOW_SECONDS:
                 readers.total_tokens = 1
 
-    def _look(self, flight: Flight) -> Artifact | Exception | None:
-        """The artifact from the store; if there is none, what its compile may share."""
-        try:
-            artifact = self.store.read(flight.key)
+    def _look(self, flights: list[Flight]) -> list[Artifact | None]:
+        """The artifacts from the store; of what is missing, what its compile may share."""
+        found = self.store.read_all([flight.key for flight in flights])
+        for flight, artifact in zip(flights, found, strict=True):
             if artifact is None:
                 flight.prefix = self.toolchain.prefix(flight.job)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
-            return error
-        return artifact
+        return found
 
     def _go_on(self, flight: Flight, found: Artifact | Exception | None) -> None:
         """Settle a flight with what was found, or have it compiled."""

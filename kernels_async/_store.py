@@ -22,7 +22,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -117,7 +117,15 @@ class Store:
         Raises:
             OSError: The directory cannot be read, or must not be trusted.
         """
-        return _once_more(self._read, key)
+        return self.read_all([key])[0]
+
+    def read_all(self, keys: Sequence[str]) -> list[Artifact | None]:
+        """`read` of several keys, in their order, for which the directory is opened once.
+
+        Raises:
+            OSError: One of them cannot be read, or the directory must not be trusted.
+        """
+        return _once_more(self._read_all, keys)
 
     def publish(self, key: str, entries: Mapping[str, str], output: Output) -> Artifact:
         """Keep `output` under `key`, the key of `entries`; return it as it lies on disk.
@@ -224,9 +232,16 @@ class Store:
     def _place(self, key: str, *name: str) -> Path:
         return Path(f"{self.root}/{self._seal.namespace}/{key[:2]}/{key[2:]}", *name)
 
-    def _read(self, key: str) -> Artifact | None:
+    def _read_all(self, keys: Sequence[str]) -> list[Artifact | None]:
         try:
-            with self.shard(key[:2]) as (root, shard):
+            with self.directory() as root, self.shards(root) as shards:
+                return [self._read(root, shards, key) for key in keys]
+        except FileNotFoundError:
+            return [None] * len(keys)
+
+    def _read(self, root: int, shards: int, key: str) -> Artifact | None:
+        try:
+            with self.folder(key[:2], shards) as shard:
                 return self._take(root, shard, key, "disk")
         except FileNotFoundError:
             return None

@@ -119,7 +119,16 @@ class TieredStore:
 
     def read(self, key: str) -> Artifact | None:
         """The verified artifact of that key, or `None`."""
-        return next(filter(None, (tier.read(key) for tier in self._readable)), None)
+        return self.read_all([key])[0]
+
+    def read_all(self, keys: Sequence[str]) -> list[Artifact | None]:
+        """The verified artifacts of different keys, each or `None`, in their order."""
+        found: dict[str, Artifact | None] = dict.fromkeys(keys)
+        for tier in self._readable:
+            missing = [key for key, artifact in found.items() if artifact is None]
+            if missing:
+                found.update(zip(missing, tier.read_all(missing), strict=True))
+        return list(found.values())
 
     def keep(self, key: str, entries: Mapping[str, str], output: Output) -> Artifact:
         """Keep what was compiled where it can be kept; return it in every case.
@@ -152,12 +161,14 @@ class _Tier:
         self._upkeep = Upkeep(store, max_bytes, clock)
         self._trouble = _Trouble(clock)
 
-    def read(self, key: str) -> Artifact | None:
+    def read_all(self, keys: Sequence[str]) -> list[Artifact | None]:
         try:
-            return self._store.read(key)
+            return self._store.read_all(keys)
         except (OSError, ValueError) as error:
+            if len(keys) > 1:
+                return [self.read_all([key])[0] for key in keys]
             self._tell("artifacts cannot be read in %s: %s", error)
-            return None
+            return [None]
 
     def publish(
         self, key: str, entries: Mapping[str, str], output: Output

@@ -437,16 +437,17 @@ async def test_threads_read_together_where_the_disk_is_slow(
     """
     reading, most = 0, 0
 
-    def read(_: TieredStore, __: str) -> None:
+    def read_all(_: TieredStore, keys: list[str]) -> list[None]:
         nonlocal reading, most
         reading += 1
         most = max(most, reading)
         time.sleep(seconds)
         reading -= 1
+        return [None] * len(keys)
 
     async with Compiler("cpu", workers=1) as compiler:
         with monkeypatch.context() as patch:
-            patch.setattr(TieredStore, "read", read)
+            patch.setattr(TieredStore, "read_all", read_all)
             requests = [(SOURCE, f"add<{n}>") for n in range(100)]
             waiting = asyncio.ensure_future(compiler.compile_all(requests))
             await until(lambda: len(compiler._maker()._compiling) > 90)
