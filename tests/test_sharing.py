@@ -108,6 +108,33 @@ def test_warnings_of_headers_are_told_each_time(
     assert not images(tmp_path)
 
 
+def test_headers_that_only_warn_when_they_are_used_are_kept(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
+    """A template of theirs warns in each compile that instantiates it, kept or not."""
+    text = '#include "w.h"\ntemplate <int N> __global__ void k(int* p) { *p = f<N>(); }\n'
+    header = "template <int N> __device__ int f() { int unused; return N; }\n"
+    jobs = [job(text, f"k<{n}>", headers={"w.h": header}) for n in range(3)]
+
+    told = [toolchain.compile(o, toolchain.prefix(o)).diagnostics for o in jobs]
+
+    assert told == [toolchain.compile(one).diagnostics for one in jobs]
+    assert len(told[0]) == len(told[2]) > 0
+    assert len(images(tmp_path)) == 1
+
+
+def test_a_failed_compile_leaves_no_headers_that_hide_warnings(
+    toolchain: Toolchain,
+) -> None:
+    """NVRTC keeps them though the rest of the source is wrong."""
+    text = '#include "w.h"\n__global__ void k(int* p) { *p = f(); }\n'
+    headers = {"w.h": "static inline __device__ int f() { int unused; return 1; }\n"}
+    good, bad = (job(t, "k", headers=headers) for t in (text, text.replace("*p", "*q")))
+    with pytest.raises(CompileError):
+        toolchain.compile(bad, toolchain.prefix(bad))
+    assert "unused" in str(toolchain.compile(good, toolchain.prefix(good)).diagnostics)
+
+
 def test_errors_are_those_of_a_compile_without(toolchain: Toolchain) -> None:
     """And those that come after it share the headers all the same."""
     broken = job(HALF.replace("*p =", "*q ="), "fill<1>")

@@ -33,7 +33,7 @@ from ._base import Access, Job, no_such_kernel
 from ._hints import with_hint
 from ._nowhere import nowhere
 from ._nvjitlink import INTERMEDIATE, Linker
-from ._pch import HEAP_BYTES, PrecompiledHeaders, prefix
+from ._pch import HEAP_BYTES, PrecompiledHeaders, about_headers, prefix
 from ._toolkit import (
     INSTALL,
     builtins,
@@ -156,17 +156,28 @@ class CudaToolchain:
         What fails with precompiled headers is compiled again without: if it was not their
         fault, it fails again, as it should.
         """
-        options = self._headers.options(shared)
-        if not options:
-            return self._compile(job, options)
+        with_headers = self._headers.options(shared)
+        if not with_headers:
+            return self._compile(job, [])
+        trusted = self._headers.are_trusted(shared)
         try:
-            output = self._compile(job, options)
+            output = self._compile(job, with_headers)
+            if not trusted and self._says_the_same(job, output, with_headers):
+                self._headers.trust(shared)
+            elif not trusted:
+                self._headers.distrust(shared)
         except KernelsError:
+            if not trusted:
+                self._headers.drop(shared)
             output = self._compile(job, [])
             self._headers.distrust(shared)
-        else:
-            self._headers.check(shared, job.source, output.diagnostics)
         return output
+
+    def _says_the_same(self, job: Job, made: Output, with_headers: list[str]) -> bool:
+        """Whether a compile that uses the headers says what the one that made them said."""
+        if not about_headers(job.source, made.diagnostics):
+            return True
+        return self._compile(job, with_headers).diagnostics == made.diagnostics
 
     def _compile(self, job: Job, more_options: list[str]) -> Output:
         nvrtc = _Nvrtc(self.library)

@@ -7,9 +7,9 @@ bytes that come out are the same.
 
 Traps of NVRTC that are handled here: the texts of headers that were given in memory are not
 compared, so each prefix has a folder of its own, named by their digests; warnings in the
-headers are told once and never again, so such headers are not kept; a full disk fails the
-compile, or kills the process, so there must be room for two images, and what fails is
-compiled once more without.
+headers may be told once and never again, so it is tried whether they are told each time; a
+full disk fails the compile, or kills the process, so there must be room for two images, and
+what fails is compiled once more without.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ def prefix(job: Job) -> str:
     )
 
 
+def about_headers(source: Source, said: Iterable[Diagnostic]) -> bool:
+    """Whether anything that was said may be about what an image holds."""
+    lines = leading_directives(source.text).count("\n")
+    return any(d.file != source.name or (d.line or 0) <= lines for d in said)
+
+
 class PrecompiledHeaders:
     """The images of one worker.
 
@@ -60,6 +66,7 @@ class PrecompiledHeaders:
 
     def __init__(self) -> None:
         self._root: Path | None = None
+        self._trusted: set[str] = set()
         self._distrusted: set[str] = set()
 
     def options(self, prefix: str) -> list[str]:
@@ -75,16 +82,25 @@ class PrecompiledHeaders:
         os.utime(folder)
         return [*_OPTIONS, f"--pch-dir={folder}"]
 
-    def check(self, prefix: str, source: Source, said: Iterable[Diagnostic]) -> None:
-        """Keep no image, after a compile with one, if there is none or it is not silent."""
-        lines = leading_directives(source.text).count("\n")
-        silent = all(d.file == source.name and (d.line or 0) > lines for d in said)
-        if not (silent and any(self._folder(prefix).iterdir())):
+    def are_trusted(self, prefix: str) -> bool:
+        """Whether a compile with an image is known to say what one without says."""
+        return prefix in self._trusted
+
+    def trust(self, prefix: str) -> None:
+        """Take what is made with the image from now on; if there is one."""
+        if any(self._folder(prefix).iterdir()):
+            self._trusted.add(prefix)
+        else:
             self.distrust(prefix)
 
     def distrust(self, prefix: str) -> None:
         """Compile jobs of that prefix without an image from now on."""
         self._distrusted.add(prefix)
+        self.drop(prefix)
+
+    def drop(self, prefix: str) -> None:
+        """Remove the image."""
+        self._trusted.discard(prefix)
         shutil.rmtree(self._folder(prefix), ignore_errors=True)
 
     def _folder(self, prefix: str) -> Path:
@@ -101,4 +117,4 @@ class PrecompiledHeaders:
         for folder in used:
             held += sum(file.stat().st_size for file in folder.iterdir())
             if held > _KEPT_BYTES:
-                shutil.rmtree(folder, ignore_errors=True)
+                self.drop(folder.name)
