@@ -5,11 +5,14 @@ A request is a pair of texts: the source and the symbol.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import time
+from typing import Any
 
-from _peers import OPTIONS
+from _peers import OPTIONS, make_context
 
-from kernels_async import Artifact, Compiler, Specialization
+from kernels_async import Artifact, Compiler, Kernels, Specialization
 
 Request = tuple[str, str]
 
@@ -109,3 +112,25 @@ def _made(outcome: Artifact | Exception) -> Artifact:
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
+
+
+async def loaded(
+    requests: list[Request], device: str, opening: bool, settings: dict[str, Any]
+) -> float:
+    """Seconds until every kernel is loaded, compiled or not.
+
+    Args:
+        requests: The kernels.
+        device: Such as `"cuda:0"`, whose context is there before the clock starts.
+        opening: Whether opening counts.
+        settings: The compiler's.
+    """
+    if device != "cpu":
+        make_context()
+    began = time.perf_counter()
+    async with Kernels.open(device, **settings) as kernels:
+        if not opening:
+            began = time.perf_counter()
+        pendings = [kernels.request(*request) for request in specialized(requests)]
+        await asyncio.gather(*pendings)
+        return time.perf_counter() - began

@@ -11,7 +11,6 @@ compile times that the workers measured, divided by their number::
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -24,14 +23,13 @@ from _peers import (
     cupy_maker,
     cupy_name,
     load_nvrtc,
-    make_context,
     nvrtc_options,
     toolchain,
 )
-from _sources import Request, artifacts, cub, small, specialized
+from _sources import Request, artifacts, cub, loaded, small
 from _table import Options, Row, main
 
-from kernels_async import Compiler, Kernels
+from kernels_async import Compiler
 
 TITLE = "batch: seconds for a cold batch of kernels"
 EXCLUDES = (
@@ -84,7 +82,7 @@ def race(requests: list[Request], options: Options) -> list[Row]:
         slim, _ = fresh(compiled, requests, target, workers, True, True)
         rows.insert(2, ("kernels_async, slim, workers started", slim))
     if on_gpu:
-        ours = fresh(loaded, requests, options.device, workers)
+        ours = fresh(loaded, requests, options.device, False, {"workers": workers})
         rows.insert(0, ("kernels_async, compiled and loaded", ours))
     ideal = spent / workers
     rows.append(("ideal: compile time / workers", ideal))
@@ -109,16 +107,6 @@ async def compiled(
         made = await artifacts(compiler, requests)
         took = time.perf_counter() - began
     return took, sum(artifact.compile_seconds for artifact in made)
-
-
-async def loaded(requests: list[Request], device: str, workers: int) -> float:
-    """Seconds until every kernel is loaded."""
-    make_context()
-    async with Kernels.open(device, workers=workers) as kernels:
-        began = time.perf_counter()
-        pendings = [kernels.request(*request) for request in specialized(requests)]
-        await asyncio.gather(*pendings)
-        return time.perf_counter() - began
 
 
 def by_cupy(requests: list[Request], target: str, on_gpu: bool) -> float:

@@ -9,7 +9,6 @@ device. Each figure is the least of several new processes, each of which does it
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from _fresh import fresh
-from _peers import can_be_slim, core_key, cupy_maker, cupy_name, make_context
-from _sources import Request, artifacts, heavy, small, specialized
+from _peers import can_be_slim, core_key, cupy_maker, cupy_name
+from _sources import Request, artifacts, heavy, loaded, small
 from _table import Options, Row, main
 
-from kernels_async import Compiler, Kernels
+from kernels_async import Compiler
 from kernels_async._store import Store
 
 TITLE = "restart: kernels from a warm disk cache, in a new process"
@@ -73,20 +72,20 @@ def _times(
 
     keys = fresh(fill, requests, target, caches=caches)
     entries = fresh(fill_core, requests, target, core, caches=caches)
-    fresh(loaded, *load, False, caches=caches)
+    fresh(loaded, *load, False, {}, caches=caches)
     slim = on_gpu and fresh(can_be_slim)
     if slim:
-        fresh(loaded, *load, False, slim, caches=caches)
+        fresh(loaded, *load, False, {"slim": slim}, caches=caches)
     fresh(by_cupy, requests, target, on_gpu, caches=caches)
     cpu = "" if on_gpu else ", small kernels on the cpu device"
     return {
         "kernels_async, read: Store.read alone": least(read_alone, *keys),
         READ: least(read, requests, target, False),
         f"{READ} with opening": least(read, requests, target, True),
-        f"{LOADED}{cpu}": least(loaded, *load, False),
-        f"{LOADED} with opening{cpu}": least(loaded, *load, True),
+        f"{LOADED}{cpu}": least(loaded, *load, False, {}),
+        f"{LOADED} with opening{cpu}": least(loaded, *load, True, {}),
         f"{LOADED} with slim=True{'' if slim else ': not here'}": (
-            least(loaded, *load, False, slim) if slim else None
+            least(loaded, *load, False, {"slim": slim}) if slim else None
         ),
         cupy_name("from its disk cache", on_gpu): least(by_cupy, requests, target, on_gpu),
         f"cuda.core FileStreamProgramCache{'' if entries else ': not there'}": (
@@ -125,21 +124,6 @@ async def read(requests: list[Request], target: str, opening: bool) -> float:
     if {artifact.origin for artifact in made} != {"disk"}:
         raise LookupError("an artifact was compiled")
     return seconds
-
-
-async def loaded(
-    requests: list[Request], device: str, opening: bool, slim: bool = False
-) -> float:
-    """Seconds until every kernel is loaded; the first time compiles them."""
-    if device != "cpu":
-        make_context()
-    began = time.perf_counter()
-    async with Kernels.open(device, slim=slim) as kernels:
-        if not opening:
-            began = time.perf_counter()
-        pendings = [kernels.request(*request) for request in specialized(requests)]
-        await asyncio.gather(*pendings)
-        return time.perf_counter() - began
 
 
 def by_cupy(requests: list[Request], target: str, on_gpu: bool) -> float:
