@@ -108,6 +108,54 @@ def test_warnings_of_headers_are_told_each_time(
     assert not images(tmp_path)
 
 
+def test_warnings_of_headers_are_told_after_an_error(toolchain: Toolchain) -> None:
+    """The compile that failed told them, and made an image which would not."""
+    text = '#include "w.h"\n__global__ void k(int* p) { *p = f(); }\n'
+    header = {"w.h": "static inline __device__ int f() { int unused; return 1; }\n"}
+    good = job(text, "k", headers=header)
+    shared = toolchain.prefix(good)
+    with pytest.raises(CompileError):
+        toolchain.compile(job(text.replace("*p =", "*q ="), "k", headers=header), shared)
+
+    told = toolchain.compile(good, shared).diagnostics
+
+    assert "unused" in told[0].message
+    assert told == toolchain.compile(good).diagnostics
+
+
+def test_warnings_of_the_source_itself_do_not_keep_headers_from_being_shared(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
+    """They come after the headers, and are told each time."""
+    jobs = [job(HALF.replace("{ *p", "{ int u; *p"), f"fill<{n}>") for n in range(2)]
+
+    told = [toolchain.compile(o, toolchain.prefix(o)).diagnostics for o in jobs]
+
+    assert told == [toolchain.compile(one).diagnostics for one in jobs]
+    assert all('"u"' in diagnostics[0].message for diagnostics in told)
+    assert len(images(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "header"),
+    [
+        ('#line 500 "kernel.cu"\n#warning told', ""),
+        ("", '#line 500 "kernel.cu"\nstatic __device__ int f() { int told; return 1; }'),
+    ],
+)
+def test_a_warning_of_a_header_is_told_each_time_whatever_its_line_is_called(
+    toolchain: Toolchain, line: str, header: str
+) -> None:
+    """`#line` puts it behind the headers."""
+    text = f'#include "w.h"\n{line}\n__global__ void k(int* p) {{ *p = 1; }}\n'
+    one = job(text, "k", headers={"w.h": f"{header}\n"})
+    plain = toolchain.compile(one).diagnostics
+    assert "told" in str(plain[0])
+
+    for _ in range(2):
+        assert toolchain.compile(one, toolchain.prefix(one)).diagnostics == plain
+
+
 def test_errors_are_those_of_a_compile_without(toolchain: Toolchain) -> None:
     """And those that come after it share the headers all the same."""
     broken = job(HALF.replace("*p =", "*q ="), "fill<1>")

@@ -161,7 +161,8 @@ class CudaToolchain:
             return self._compile(job, options)
         try:
             output = self._compile(job, options)
-        except KernelsError:
+        except (KernelsError, MemoryError):
+            self._headers.drop_unchecked(shared)
             output = self._compile(job, [])
             self._headers.distrust(shared)
         else:

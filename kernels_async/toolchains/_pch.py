@@ -7,7 +7,8 @@ bytes that come out are the same.
 
 Traps of NVRTC that are handled here: the texts of headers that were given in memory are not
 compared, so each prefix has a folder of its own, named by their digests; warnings in the
-headers are told once and never again, so such headers are not kept; a full disk fails the
+headers are told once and never again, so such headers are not kept, nor are those that came
+with a compile that failed and told no warning of theirs; a full disk fails the
 compile, or kills the process, so there must be room for two images, and what fails is
 compiled once more without.
 """
@@ -21,7 +22,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from .._diagnostics import Diagnostic
+from .._diagnostics import Diagnostic, Severity
 from .._digest import artifact_key
 from .._includes import leading_directives
 from .._source import Source
@@ -34,6 +35,7 @@ _OPTIONS = ("--pch", "--pch-verbose=false", "--pch-messages=false")
 _ROOM = 2 * HEAP_BYTES
 _KEPT_BYTES = 1 << 30
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b", re.MULTILINE)
+_RENUMBERED = re.compile(r"(?:#|%:)[ \t]*(?:line\b|\d)")
 
 
 def prefix(job: Job) -> str:
@@ -60,6 +62,7 @@ class PrecompiledHeaders:
 
     def __init__(self) -> None:
         self._root: Path | None = None
+        self._checked: set[str] = set()
         self._distrusted: set[str] = set()
 
     def options(self, prefix: str) -> list[str]:
@@ -78,9 +81,20 @@ class PrecompiledHeaders:
     def check(self, prefix: str, source: Source, said: Iterable[Diagnostic]) -> None:
         """Keep no image, after a compile with one, if there is none or it is not silent."""
         lines = leading_directives(source.text).count("\n")
-        silent = all(d.file == source.name and (d.line or 0) > lines for d in said)
-        if not (silent and any(self._folder(prefix).iterdir())):
+        told = [d for d in said if d.file or d.severity is not Severity.NOTE]
+        silent = all(d.file == source.name and (d.line or 0) > lines for d in told)
+        if told:
+            texts = (source.text, *source.headers.values())
+            silent = silent and not any(map(_RENUMBERED.search, texts))
+        if silent and any(self._folder(prefix).iterdir()):
+            self._checked.add(prefix)
+        else:
             self.distrust(prefix)
+
+    def drop_unchecked(self, prefix: str) -> None:
+        """Keep no image, after a compile that failed, of headers never found silent."""
+        if prefix not in self._checked:
+            shutil.rmtree(self._folder(prefix), ignore_errors=True)
 
     def distrust(self, prefix: str) -> None:
         """Compile jobs of that prefix without an image from now on."""
