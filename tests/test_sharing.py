@@ -389,6 +389,25 @@ async def test_a_batch_of_one_source_shares_its_headers(confined: Compiler) -> N
         assert not image.exists()
 
 
+async def test_headers_that_were_removed_underneath_kill_no_worker(
+    confined: Compiler,
+) -> None:
+    """As a cleaner of the temporary directory does; they are kept again."""
+    async with confined as compiler:
+        pool = compiler._maker().pool
+        for first in (0, 4, 8):
+            requests = [(HALF, f"fill<{n}>") for n in range(first, first + 4)]
+            made = await compiler.compile_all(requests)
+            assert all(isinstance(artifact, Artifact) for artifact in made), made
+            (worker,) = pool._workers
+            assert worker.jobs == first + 4
+            (image,) = images(Path(worker.folder))
+            shutil.rmtree(image.parents[1])
+        shutil.rmtree(worker.folder)
+        await compiler.compile(HALF, "fill<12>")
+        assert worker.jobs == 13
+
+
 async def test_a_single_job_keeps_no_headers(confined: Compiler) -> None:
     """It would wait for nothing."""
     async with confined as compiler:

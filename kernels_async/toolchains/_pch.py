@@ -69,13 +69,16 @@ class PrecompiledHeaders:
         """NVRTC's options for a job of that prefix; none if it is compiled without."""
         if not prefix or prefix in self._distrusted:
             return []
-        folder = self._folder(prefix)
-        if not folder.is_dir():
-            if shutil.disk_usage(folder.parent).free < _ROOM:
-                return []
-            self._make_room()
-            folder.mkdir()
-        os.utime(folder)
+        try:
+            folder = self._folder(prefix)
+            if not folder.is_dir():
+                if shutil.disk_usage(folder.parent).free < _ROOM:
+                    return []
+                self._make_room()
+                folder.mkdir()
+            os.utime(folder)
+        except OSError:
+            return []
         return [*_OPTIONS, f"--pch-dir={folder}"]
 
     def check(self, prefix: str, source: Source, said: Iterable[Diagnostic]) -> None:
@@ -86,7 +89,7 @@ class PrecompiledHeaders:
         if told:
             texts = (source.text, *source.headers.values())
             silent = silent and not any(map(_RENUMBERED.search, texts))
-        if silent and any(self._folder(prefix).iterdir()):
+        if silent and any(self._folder(prefix).glob("*")):
             self._checked.add(prefix)
         else:
             self.distrust(prefix)
@@ -102,7 +105,7 @@ class PrecompiledHeaders:
         shutil.rmtree(self._folder(prefix), ignore_errors=True)
 
     def _folder(self, prefix: str) -> Path:
-        if self._root is None:
+        if self._root is None or not self._root.is_dir():
             self._root = Path(tempfile.mkdtemp(dir=Path.cwd()))
         return self._root / prefix
 
