@@ -1,9 +1,9 @@
 """The worker process: compiles one job after another, and nothing else.
 
-Started by `_start.py` with two arguments, LOCK and THREAD, in an empty private directory:
-LOCK is a descriptor that the server holds a lock on for as long as it lives, THREAD the
-number of the thread that runs its event loop. It never imports the user's `__main__` and
-never touches a GPU. The first frame that it reads says
+Started by `_start.py` with three arguments, LOCK, THREAD and FOLDER: LOCK is a descriptor
+that the server holds a lock on for as long as it lives, THREAD the number of the thread
+that runs its event loop, FOLDER the empty private directory in which it works. It never
+imports the user's `__main__` and never touches a GPU. The first frame that it reads says
 which toolchain it is; it loads that, confines itself and says hello. Each later frame is
 a job.
 """
@@ -42,8 +42,10 @@ _STANDARD_ERROR = 2
 
 def main() -> None:
     """Serve jobs from standard input until it ends."""
-    lock, thread = map(int, sys.argv[1:])
+    *watched, folder = sys.argv[1:]
+    lock, thread = map(int, watched)
     _close_all_but(lock)
+    os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, _end)

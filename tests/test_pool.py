@@ -89,6 +89,29 @@ async def test_a_death_is_noticed_though_a_forked_child_holds_the_workers_pipes(
             os.waitpid(child, 0)  # noqa: ASYNC222 - it was killed
 
 
+async def test_a_worker_starts_with_the_c_library_of_rhel_8(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lacks an action, and skips one that copies a descriptor onto itself."""
+    libc = _spawn._libc
+
+    class Old:
+        def __getattr__(self, name: str) -> Any:
+            if name.endswith("_np"):
+                raise AttributeError(name)
+            return getattr(libc, name)
+
+        def posix_spawn_file_actions_adddup2(self, actions: Any, old: int, new: int) -> int:
+            same = old == new
+            return 0 if same else libc.posix_spawn_file_actions_adddup2(actions, old, new)
+
+    monkeypatch.setattr(_spawn, "_libc", Old())
+    async with Compiler("sm_90", workers=1) as compiler:
+        assert (await compiler.compile(GOOD, "good<1>")).entry
+        (worker,) = compiler._maker().pool._workers
+        assert Path(f"/proc/{worker.pid}/cwd").readlink() == Path(worker.folder)
+
+
 async def test_a_worker_inherits_no_file_of_the_server(tmp_path: Path) -> None:
     """Not those either that the server leaves open for other children."""
     secret = tmp_path / "secret"
