@@ -337,6 +337,17 @@ def test_a_job_that_is_left_to_others_is_not_left_for_ever() -> None:
     assert workers.start(1) == ("a2", "")
 
 
+def test_a_free_worker_finds_its_job_behind_many_that_are_left_to_others() -> None:
+    """However many prefixes a busy worker keeps."""
+    workers = Workers(2)
+    for n in range(40):
+        workers.all[0].kept.add(f"a{n}-")
+        workers.put(1, f"a{n}-")
+    workers.put(1, "")
+    assert workers.start(1) == ("0", "")
+    assert workers.start(1) is None
+
+
 async def test_who_waits_for_a_plan_hears_of_each_change() -> None:
     """Or looks again, if nothing is heard."""
     plan = Workers(1).plan
