@@ -383,6 +383,24 @@ async def test_a_job_waits_for_a_worker_where_no_other_can_start(
     assert isinstance(await first, Artifact)
 
 
+async def test_jobs_wait_for_workers_that_start_where_no_more_can() -> None:
+    """A batch on an idle pool, with descriptors for some of its workers."""
+    async with Compiler("sm_90", workers=16) as compiler:
+        await compiler.compile(GOOD, "good<0>")
+        await compiler.trim()
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        last = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
+        with contextlib.ExitStack() as held:
+            while (taken := os.open(os.devnull, os.O_RDONLY)) <= last:
+                held.callback(os.close, taken)
+            os.close(taken)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 28, before[1]))
+            held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+            requests = [(GOOD, f"good<{n}>") for n in range(1, 25)]
+            outcomes = await asyncio.wait_for(compiler.compile_all(requests), 60)
+        assert all(isinstance(outcome, Artifact) for outcome in outcomes), outcomes
+
+
 @pytest.mark.parametrize("limit", ["RECYCLE_JOBS", "RECYCLE_BYTES"])
 async def test_worn_workers_are_replaced_and_no_job_is_stranded(
     running: Compiler, monkeypatch: pytest.MonkeyPatch, limit: str
