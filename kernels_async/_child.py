@@ -54,6 +54,7 @@ class Child:
         for descriptor in (process.stdin, process.stdout, process.stderr):
             os.set_blocking(descriptor, False)
         self._ended, self._silent = asyncio.Event(), asyncio.Event()
+        self._waiting: set[asyncio.Event] = set()
         self._loop = loop
         self._watching = threading.Thread(target=self._watch, daemon=True)
         try:
@@ -90,17 +91,32 @@ class Child:
 
     async def send(self, data: bytes) -> None:
         """Write to its standard input; nothing, if it does not read any more."""
-        view = memoryview(data)
+        view, stdin = memoryview(data), self._process.stdin
         with contextlib.suppress(BrokenPipeError):
             while view:
+                ended = self._ended.is_set()
                 try:
-                    view = view[os.write(self._process.stdin, view) :]
+                    view = view[os.write(stdin, view) :]
                 except BlockingIOError:
-                    await _writable(self._process.stdin)
+                    if ended:
+                        return
+                    loop = self._loop
+                    await self._ready(stdin, loop.add_writer, loop.remove_writer)
 
     async def read_output(self) -> bytes:
-        """Some of its standard output; nothing at its end."""
-        return await _read(self._process.stdout)
+        """Some of its standard output; nothing at its end.
+
+        The end is its own: a child that the host forked may hold the pipe open.
+        """
+        stdout = self._process.stdout
+        while True:
+            ended = self._ended.is_set()
+            try:
+                return os.read(stdout, _CHUNK)
+            except BlockingIOError:
+                if ended:
+                    return b""
+                await self._ready(stdout, self._loop.add_reader, self._loop.remove_reader)
 
     def kill_group(self) -> None:
         """Kill it and everything in its group that it started, unless it is reaped.
@@ -137,7 +153,29 @@ class Child:
             self._may_be_killed = False
         self.returncode = _reap(self.pid)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._ended.set)
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        """Have nobody wait for a pipe any more: it has ended."""
+        self._ended.set()
+        for ready in self._waiting:
+            ready.set()
+
+    async def _ready(
+        self,
+        descriptor: int,
+        add: Callable[[int, Callable[[], None]], None],
+        remove: Callable[[int], bool],
+    ) -> None:
+        """Wait until there is something to do with a pipe, or for its end."""
+        ready = asyncio.Event()
+        self._waiting.add(ready)
+        add(descriptor, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            remove(descriptor)
+            self._waiting.discard(ready)
 
     def _listen(self) -> None:
         """Read some of its standard error, and keep the last of it."""
@@ -176,34 +214,3 @@ def _reap(pid: int) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
         return 0
-
-
-async def _read(descriptor: int) -> bytes:
-    while True:
-        try:
-            return os.read(descriptor, _CHUNK)
-        except BlockingIOError:
-            await _readable(descriptor)
-
-
-async def _readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    await _ready(descriptor, loop.add_reader, loop.remove_reader)
-
-
-async def _writable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    await _ready(descriptor, loop.add_writer, loop.remove_writer)
-
-
-async def _ready(
-    descriptor: int,
-    add: Callable[[int, Callable[[], None]], None],
-    remove: Callable[[int], bool],
-) -> None:
-    ready = asyncio.Event()
-    add(descriptor, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        remove(descriptor)

@@ -112,8 +112,8 @@ class Plan(Generic[T]):
             for prefix in prefixes:
                 if prefix in self._groups:
                     return prefix
-        first = islice(self._groups, _COMPARED)
-        return max(filter(self._pays_another, first), key=self._work_for_each, default=None)
+        first = islice(filter(self._pays_another, self._groups), _COMPARED)
+        return max(first, key=self._work_for_each, default=None)
 
     def _pays_another(self, prefix: str) -> bool:
         """Whether one worker more is to have jobs of that prefix."""

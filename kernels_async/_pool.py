@@ -32,13 +32,7 @@ from ._errors import (
 from ._machine import resident_bytes
 from ._memory import MemoryGuard
 from ._private import remove_folder
-from ._process import (
-    DiedError,
-    Lifeline,
-    LostError,
-    WorkerProcess,
-    make_folder,
-)
+from ._process import DiedError, Lifeline, LostError, WorkerProcess, make_folder
 from ._sandbox import Mode
 from ._scope import Scope
 from ._sharing import Sharing
@@ -129,6 +123,7 @@ class CompilePool:
         self._idle: list[WorkerProcess] = []
         self.sharing = Sharing(limits.workers, self._workers, self._idle)
         self._busy: set[WorkerProcess] = set()
+        self._starting = 0
         self._freed = anyio.Event()
         self._memory = MemoryGuard(scope, limits.memory, self._busy)
 
@@ -213,8 +208,7 @@ class CompilePool:
             raise death from None
         finally:
             self._busy.discard(worker)
-            self._freed.set()
-            self._freed = anyio.Event()
+            self._wake()
         self._circuit.succeeded()
         await self._put_back(worker, spoiled=self._toolchain.spoils(work.job))
         return outcome
@@ -255,12 +249,26 @@ class CompilePool:
                 continue
             except (OSError, RuntimeError) as error:
                 exhausted = getattr(error, "errno", errno.EAGAIN) in _EXHAUSTED
-                if not exhausted or not (self._busy or self._idle):
+                if not exhausted or not (self._busy or self._idle or self._starting):
                     raise ToolchainError(f"a worker cannot start: {error}") from error
             if not self._idle:
                 await self._freed.wait()
 
+    def _wake(self) -> None:
+        """Have those look again who wait for a worker, as none more could start."""
+        self._freed.set()
+        self._freed = anyio.Event()
+
     async def _start(self) -> WorkerProcess:
+        self._starting += 1
+        try:
+            return await self._started()
+        finally:
+            self._starting -= 1
+            if not (self._starting or self._busy):
+                self._wake()
+
+    async def _started(self) -> WorkerProcess:
         folder = await in_thread(make_folder, self._folder)
         try:
             worker = await WorkerProcess.start(self._starter, folder, self._lifeline)

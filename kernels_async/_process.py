@@ -105,10 +105,10 @@ class WorkerProcess:
             RuntimeError: There is no thread for it.
         """
         watched = (lifeline.descriptor, threading.get_native_id())
-        command = [sys.executable, "-P", _PROGRAM, *map(str, watched)]
+        command = [sys.executable, "-P", _PROGRAM, *map(str, watched), folder]
         environment = _environment(folder)
         child = await Child.start(
-            thread, lambda: spawn(command, folder, environment, lifeline.descriptor)
+            thread, lambda: spawn(command, environment, lifeline.descriptor)
         )
         return cls(child, folder)
 

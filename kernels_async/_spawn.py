@@ -2,7 +2,9 @@
 
 `subprocess` holds the interpreter's lock until the new program is loaded: two milliseconds
 in which no event loop turns, and many more on a busy machine. This calls the C library's
-`posix_spawn` (POSIX.1-2017), which holds up nobody but the thread that calls it.
+`posix_spawn` (POSIX.1-2017), which holds up nobody but the thread that calls it. glibc
+before 2.29 has no action that changes the folder, which the program does itself, and does
+not hand on a descriptor under its own number: it takes a way by another one.
 """
 
 from __future__ import annotations
@@ -44,14 +46,11 @@ class Spawned(NamedTuple):
             os.close(descriptor)
 
 
-def spawn(
-    command: Sequence[str], folder: str, environment: Mapping[str, str], keep: int
-) -> Spawned:
+def spawn(command: Sequence[str], environment: Mapping[str, str], keep: int) -> Spawned:
     """Start a process; blocks until its program is loaded.
 
     Args:
         command: The program's path, and its arguments.
-        folder: Its working directory.
         environment: Its environment.
         keep: A descriptor that it inherits.
 
@@ -66,7 +65,7 @@ def spawn(
             inner, outer = ends if number == 0 else reversed(ends)
             given.append(inner)
             kept.append(outer)
-        return Spawned(_spawn(command, folder, environment, [*given, keep]), *kept)
+        return Spawned(_spawn(command, environment, [*given, keep]), *kept)
     except BaseException:
         for descriptor in kept:
             os.close(descriptor)
@@ -78,32 +77,31 @@ def spawn(
 
 def _spawn(
     command: Sequence[str],
-    folder: str,
     environment: Mapping[str, str],
     inherited: Sequence[int],
 ) -> int:
     """Start a process with standard streams and one descriptor more; its number."""
     pid = ctypes.c_int()
     actions, attributes = _Opaque(), _Opaque()
-    _check(_libc.posix_spawn_file_actions_init(actions), folder)
-    _check(_libc.posix_spawnattr_init(attributes), folder)
+    program = command[0]
+    _check(_libc.posix_spawn_file_actions_init(actions), program)
+    _check(_libc.posix_spawnattr_init(attributes), program)
     try:
-        path = os.fsencode(folder)
-        _check(_libc.posix_spawn_file_actions_addchdir_np(actions, path), folder)
         *streams, keep = inherited
-        for target, descriptor in (*enumerate(streams), (keep, keep)):
+        other = _FIRST_FREE if keep != _FIRST_FREE else _FIRST_FREE + 1
+        for target, descriptor in (*enumerate(streams), (other, keep), (keep, other)):
             added = _libc.posix_spawn_file_actions_adddup2(actions, descriptor, target)
-            _check(added, folder)
+            _check(added, program)
         _set_signals(attributes)
         error = _libc.posix_spawn(
             ctypes.byref(pid),
-            os.fsencode(command[0]),
+            os.fsencode(program),
             actions,
             attributes,
             _strings(command),
             _strings([f"{name}={value}" for name, value in environment.items()]),
         )
-        _check(error, command[0])
+        _check(error, program)
     finally:
         _libc.posix_spawn_file_actions_destroy(actions)
         _libc.posix_spawnattr_destroy(attributes)

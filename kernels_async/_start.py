@@ -1,4 +1,4 @@
-"""The program of a worker process: `python _start.py LOCK THREAD`.
+"""The program of a worker process: `python _start.py LOCK THREAD FOLDER`.
 
 It imports the worker's modules and not the package's own `__init__`, which brings asyncio
 and everything of the server's side along: a worker starts a quarter faster without.

@@ -1,9 +1,9 @@
 """The worker process: compiles one job after another, and nothing else.
 
-Started by `_start.py` with two arguments, LOCK and THREAD, in an empty private directory:
-LOCK is a descriptor that the server holds a lock on for as long as it lives, THREAD the
-number of the thread that runs its event loop. It never imports the user's `__main__` and
-never touches a GPU. The first frame that it reads says
+Started by `_start.py` with three arguments, LOCK, THREAD and FOLDER: LOCK is a descriptor
+that the server holds a lock on for as long as it lives, THREAD the number of the thread
+that runs its event loop, FOLDER the empty private directory in which it works. It never
+imports the user's `__main__` and never touches a GPU. The first frame that it reads says
 which toolchain it is; it loads that, confines itself and says hello. Each later frame is
 a job.
 """
@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from . import _frames, _sandbox
@@ -36,11 +37,15 @@ from .toolchains import Job, Toolchain, from_configuration
 
 NICENESS = 10
 _WATCH_MILLISECONDS = 250
+_STANDARD_ERROR = 2
 
 
 def main() -> None:
     """Serve jobs from standard input until it ends."""
-    lock, thread = map(int, sys.argv[1:])
+    *watched, folder = sys.argv[1:]
+    lock, thread = map(int, watched)
+    _close_all_but(lock)
+    os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, _end)
@@ -71,6 +76,14 @@ def main() -> None:
         job = Job.from_record(record["job"])
         outcome = _compile(toolchain, job, record["shared"])
         _write(answers, _frames.answer(number, outcome))
+
+
+def _close_all_but(lock: int) -> None:
+    """Close what the server left open for its children: sockets, devices, files."""
+    for descriptor in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
+        if descriptor > _STANDARD_ERROR and descriptor != lock:
+            with contextlib.suppress(OSError):  # it was that of the list itself
+                os.close(descriptor)
 
 
 def _compile(toolchain: Toolchain, job: Job, shared: str) -> Output | KernelsError:

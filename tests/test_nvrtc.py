@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from kernels_async import Compiler, KernelsError, Specialization, _options
-from kernels_async.toolchains import Toolchain
+from kernels_async.toolchains import Toolchain, _nowhere
 from tests.jobs import job
 from tests.processes import in_child
 
@@ -97,3 +99,19 @@ async def test_an_option_that_nvrtc_does_not_forget_changes_no_later_kernel(
     assert after.bytes == alone.bytes
     assert (after.diagnostics, later.diagnostics) == ((), ())
     assert restricted.entry == "alias"
+
+
+def test_a_worker_needs_no_room_on_a_temporary_disk(tmp_path: Path) -> None:
+    """All of them may be full once the server has its private folder."""
+
+    def lose() -> None:
+        os.chdir(tmp_path)
+        tempfile.tempdir = str(tmp_path / "not there")
+        _nowhere._removed_folder.cache_clear()
+
+    def look() -> tuple[list[str], list[str]]:
+        with _nowhere.nowhere():
+            found = os.listdir()
+        return found, os.listdir()
+
+    assert in_child(lose, look)[-1] == "([], [])"

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ from kernels_async import (
     _machine,
     _pool,
     _process,
+    _spawn,
 )
 from tests.bars.pool import SEGV_OPTION, parentheses
 from tests.fake_worker import FAULTS, HARMLESS, FakeWorker
@@ -59,6 +61,68 @@ async def test_a_killed_worker_fails_its_own_job_and_no_other(running: Compiler)
     assert isinstance(good, Artifact)
     outcomes = await running.compile_all([(GOOD, f"good<{n}>") for n in range(2, 6)])
     assert all(isinstance(outcome, Artifact) for outcome in outcomes)
+
+
+async def test_a_death_is_noticed_though_a_forked_child_holds_the_workers_pipes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host forked while the worker was started: its output never ends."""
+    spawn, forked = _spawn._spawn, []
+
+    def fork_and_spawn(*given: Any) -> int:
+        if not (child := os.fork()):
+            signal.pause()
+        forked.append(child)
+        return spawn(*given)
+
+    monkeypatch.setattr(_spawn, "_spawn", fork_and_spawn)
+    try:
+        async with Compiler("sm_90", workers=1) as compiler:
+            slow = asyncio.create_task(compiler.compile(SLOW, "slow"))
+            (victim,) = await until(lambda: at_work(compiler))
+            os.kill(victim, signal.SIGKILL)
+            with pytest.raises(WorkerCrashed, match="SIGKILL"):
+                await asyncio.wait_for(slow, 10)
+    finally:
+        for child in forked:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)  # noqa: ASYNC222 - it was killed
+
+
+async def test_a_worker_starts_with_the_c_library_of_rhel_8(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lacks an action, and skips one that copies a descriptor onto itself."""
+    libc = _spawn._libc
+
+    class Old:
+        def __getattr__(self, name: str) -> Any:
+            if name.endswith("_np"):
+                raise AttributeError(name)
+            return getattr(libc, name)
+
+        def posix_spawn_file_actions_adddup2(self, actions: Any, old: int, new: int) -> int:
+            same = old == new
+            return 0 if same else libc.posix_spawn_file_actions_adddup2(actions, old, new)
+
+    monkeypatch.setattr(_spawn, "_libc", Old())
+    async with Compiler("sm_90", workers=1) as compiler:
+        assert (await compiler.compile(GOOD, "good<1>")).entry
+        (worker,) = compiler._maker().pool._workers
+        assert Path(f"/proc/{worker.pid}/cwd").readlink() == Path(worker.folder)
+
+
+async def test_a_worker_inherits_no_file_of_the_server(tmp_path: Path) -> None:
+    """Not those either that the server leaves open for other children."""
+    secret = tmp_path / "secret"
+    with secret.open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        async with Compiler("sm_90", workers=1, sandbox="off") as compiler:
+            await compiler.compile(GOOD, "good<1>")
+            (worker,) = compiler._maker().pool._workers
+            held = [f.readlink() for f in Path(f"/proc/{worker.pid}/fd").iterdir()]
+    assert held
+    assert secret not in held
 
 
 async def test_a_crash_of_the_compiler_itself_is_a_worker_crash(running: Compiler) -> None:
@@ -317,6 +381,24 @@ async def test_a_job_waits_for_a_worker_where_no_other_can_start(
         assert first.done()
     assert isinstance(second, Artifact)
     assert isinstance(await first, Artifact)
+
+
+async def test_jobs_wait_for_workers_that_start_where_no_more_can() -> None:
+    """A batch on an idle pool, with descriptors for some of its workers."""
+    async with Compiler("sm_90", workers=16) as compiler:
+        await compiler.compile(GOOD, "good<0>")
+        await compiler.trim()
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        last = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
+        with contextlib.ExitStack() as held:
+            while (taken := os.open(os.devnull, os.O_RDONLY)) <= last:
+                held.callback(os.close, taken)
+            os.close(taken)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 28, before[1]))
+            held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+            requests = [(GOOD, f"good<{n}>") for n in range(1, 25)]
+            outcomes = await asyncio.wait_for(compiler.compile_all(requests), 60)
+        assert all(isinstance(outcome, Artifact) for outcome in outcomes), outcomes
 
 
 @pytest.mark.parametrize("limit", ["RECYCLE_JOBS", "RECYCLE_BYTES"])

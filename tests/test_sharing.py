@@ -123,16 +123,52 @@ def test_headers_that_only_warn_when_they_are_used_are_kept(
     assert len(images(tmp_path)) == 1
 
 
-def test_a_failed_compile_leaves_no_headers_that_hide_warnings(
-    toolchain: Toolchain,
-) -> None:
-    """NVRTC keeps them though the rest of the source is wrong."""
+def test_warnings_of_headers_are_told_after_an_error(toolchain: Toolchain) -> None:
+    """The compile that failed told them, and made an image which would not."""
     text = '#include "w.h"\n__global__ void k(int* p) { *p = f(); }\n'
-    headers = {"w.h": "static inline __device__ int f() { int unused; return 1; }\n"}
-    good, bad = (job(t, "k", headers=headers) for t in (text, text.replace("*p", "*q")))
+    header = {"w.h": "static inline __device__ int f() { int unused; return 1; }\n"}
+    good = job(text, "k", headers=header)
+    shared = toolchain.prefix(good)
     with pytest.raises(CompileError):
-        toolchain.compile(bad, toolchain.prefix(bad))
-    assert "unused" in str(toolchain.compile(good, toolchain.prefix(good)).diagnostics)
+        toolchain.compile(job(text.replace("*p =", "*q ="), "k", headers=header), shared)
+
+    told = toolchain.compile(good, shared).diagnostics
+
+    assert "unused" in told[0].message
+    assert told == toolchain.compile(good).diagnostics
+
+
+def test_warnings_of_the_source_itself_do_not_keep_headers_from_being_shared(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
+    """They come after the headers, and are told each time."""
+    jobs = [job(HALF.replace("{ *p", "{ int u; *p"), f"fill<{n}>") for n in range(2)]
+
+    told = [toolchain.compile(o, toolchain.prefix(o)).diagnostics for o in jobs]
+
+    assert told == [toolchain.compile(one).diagnostics for one in jobs]
+    assert all('"u"' in diagnostics[0].message for diagnostics in told)
+    assert len(images(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "header"),
+    [
+        ('#line 500 "kernel.cu"\n#warning told', ""),
+        ("", '#line 500 "kernel.cu"\nstatic __device__ int f() { int told; return 1; }'),
+    ],
+)
+def test_a_warning_of_a_header_is_told_each_time_whatever_its_line_is_called(
+    toolchain: Toolchain, line: str, header: str
+) -> None:
+    """`#line` puts it behind the headers."""
+    text = f'#include "w.h"\n{line}\n__global__ void k(int* p) {{ *p = 1; }}\n'
+    one = job(text, "k", headers={"w.h": f"{header}\n"})
+    plain = toolchain.compile(one).diagnostics
+    assert "told" in str(plain[0])
+
+    for _ in range(2):
+        assert toolchain.compile(one, toolchain.prefix(one)).diagnostics == plain
 
 
 def test_errors_are_those_of_a_compile_without(toolchain: Toolchain) -> None:
@@ -316,6 +352,17 @@ def test_a_job_that_is_left_to_others_is_not_left_for_ever() -> None:
     assert workers.start(1) == ("a2", "")
 
 
+def test_a_free_worker_finds_its_job_behind_many_that_are_left_to_others() -> None:
+    """However many prefixes a busy worker keeps."""
+    workers = Workers(2)
+    for n in range(40):
+        workers.all[0].kept.add(f"a{n}-")
+        workers.put(1, f"a{n}-")
+    workers.put(1, "")
+    assert workers.start(1) == ("0", "")
+    assert workers.start(1) is None
+
+
 async def test_who_waits_for_a_plan_hears_of_each_change() -> None:
     """Or looks again, if nothing is heard."""
     plan = Workers(1).plan
@@ -366,6 +413,25 @@ async def test_a_batch_of_one_source_shares_its_headers(confined: Compiler) -> N
         assert image.stat().st_size > 1 << 20
         await compiler.trim()
         assert not image.exists()
+
+
+async def test_headers_that_were_removed_underneath_kill_no_worker(
+    confined: Compiler,
+) -> None:
+    """As a cleaner of the temporary directory does; they are kept again."""
+    async with confined as compiler:
+        pool = compiler._maker().pool
+        for first in (0, 4, 8):
+            requests = [(HALF, f"fill<{n}>") for n in range(first, first + 4)]
+            made = await compiler.compile_all(requests)
+            assert all(isinstance(artifact, Artifact) for artifact in made), made
+            (worker,) = pool._workers
+            assert worker.jobs == first + 4
+            (image,) = images(Path(worker.folder))
+            shutil.rmtree(image.parents[1])
+        shutil.rmtree(worker.folder)
+        await compiler.compile(HALF, "fill<12>")
+        assert worker.jobs == 13
 
 
 async def test_a_single_job_keeps_no_headers(confined: Compiler) -> None:

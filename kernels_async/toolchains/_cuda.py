@@ -33,7 +33,7 @@ from ._base import Access, Job, no_such_kernel
 from ._hints import with_hint
 from ._nowhere import nowhere
 from ._nvjitlink import INTERMEDIATE, Linker
-from ._pch import HEAP_BYTES, PrecompiledHeaders, about_headers, prefix
+from ._pch import HEAP_BYTES, PrecompiledHeaders, prefix
 from ._toolkit import (
     INSTALL,
     builtins,
@@ -166,7 +166,7 @@ class CudaToolchain:
                 self._headers.trust(shared)
             elif not trusted:
                 self._headers.distrust(shared)
-        except KernelsError:
+        except (KernelsError, MemoryError):
             if not trusted:
                 self._headers.drop(shared)
             output = self._compile(job, [])
@@ -175,7 +175,7 @@ class CudaToolchain:
 
     def _says_the_same(self, job: Job, made: Output, with_headers: list[str]) -> bool:
         """Whether a compile that uses the headers says what the one that made them said."""
-        if not about_headers(job.source, made.diagnostics):
+        if not made.diagnostics:
             return True
         return self._compile(job, with_headers).diagnostics == made.diagnostics
 

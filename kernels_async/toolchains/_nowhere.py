@@ -26,5 +26,6 @@ def nowhere() -> Iterator[None]:
 
 @cache
 def _removed_folder() -> int:
-    with tempfile.TemporaryDirectory() as folder:
+    """One made in the current folder: to look for another takes a disk with room."""
+    with tempfile.TemporaryDirectory(dir=".") as folder:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -7,9 +7,9 @@ bytes that come out are the same.
 
 Traps of NVRTC that are handled here: the texts of headers that were given in memory are not
 compared, so each prefix has a folder of its own, named by their digests; warnings in the
-headers may be told once and never again, so it is tried whether they are told each time; a
-full disk fails the compile, or kills the process, so there must be room for two images, and
-what fails is compiled once more without.
+headers may be told once and never again, so the first compile that says anything is done
+twice, and one that fails leaves no image; a full disk fails the compile, or kills the
+process, so there must be room for two images, and what fails is compiled again without.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
-from .._diagnostics import Diagnostic
 from .._digest import artifact_key
 from .._includes import leading_directives
-from .._source import Source
 from ._base import Job
 
 HEAP_BYTES = 1 << 30
@@ -51,12 +48,6 @@ def prefix(job: Job) -> str:
     )
 
 
-def about_headers(source: Source, said: Iterable[Diagnostic]) -> bool:
-    """Whether anything that was said may be about what an image holds."""
-    lines = leading_directives(source.text).count("\n")
-    return any(d.file != source.name or (d.line or 0) <= lines for d in said)
-
-
 class PrecompiledHeaders:
     """The images of one worker.
 
@@ -73,13 +64,16 @@ class PrecompiledHeaders:
         """NVRTC's options for a job of that prefix; none if it is compiled without."""
         if not prefix or prefix in self._distrusted:
             return []
-        folder = self._folder(prefix)
-        if not folder.is_dir():
-            if shutil.disk_usage(folder.parent).free < _ROOM:
-                return []
-            self._make_room()
-            folder.mkdir()
-        os.utime(folder)
+        try:
+            folder = self._folder(prefix)
+            if not folder.is_dir():
+                if shutil.disk_usage(folder.parent).free < _ROOM:
+                    return []
+                self._make_room()
+                folder.mkdir()
+            os.utime(folder)
+        except OSError:
+            return []
         return [*_OPTIONS, f"--pch-dir={folder}"]
 
     def are_trusted(self, prefix: str) -> bool:
@@ -88,7 +82,7 @@ class PrecompiledHeaders:
 
     def trust(self, prefix: str) -> None:
         """Take what is made with the image from now on; if there is one."""
-        if any(self._folder(prefix).iterdir()):
+        if any(self._folder(prefix).glob("*")):
             self._trusted.add(prefix)
         else:
             self.distrust(prefix)
@@ -104,7 +98,7 @@ class PrecompiledHeaders:
         shutil.rmtree(self._folder(prefix), ignore_errors=True)
 
     def _folder(self, prefix: str) -> Path:
-        if self._root is None:
+        if self._root is None or not self._root.is_dir():
             self._root = Path(tempfile.mkdtemp(dir=Path.cwd()))
         return self._root / prefix
 
