@@ -74,9 +74,14 @@ def refusal(reason: str) -> bytes:
     return encode({"refusal": printable(reason, 4000)})
 
 
-def begun(number: int) -> bytes:
-    """The worker has read the job of that number, and compiles it."""
-    return encode({"begun": number})
+def begun(number: int, keeps: bool = False) -> bytes:
+    """The worker has read the job of that number, and compiles it.
+
+    Args:
+        number: The job's.
+        keeps: Whether it keeps the job's headers, as it was told to.
+    """
+    return encode({"begun": number, "keeps": keeps})
 
 
 def answer(number: int, outcome: Output | KernelsError) -> bytes:
@@ -116,11 +121,15 @@ def read_hello(text: bytes) -> str:
     return _text(record["sandbox"])
 
 
-def read_begun(text: bytes, number: int) -> None:
-    """Nothing, if this says that the job of that number has begun."""
+def read_begun(text: bytes, number: int) -> bool:
+    """Whether headers are kept, if this says that the job of that number has begun."""
     record = _parse(text)
-    _only(record, "begun")
+    _only(record, "begun", "keeps")
     _same(record["begun"], number)
+    keeps = record["keeps"]
+    if type(keeps) is not bool:
+        raise ValueError(f"it keeps {keeps!r}")
+    return keeps
 
 
 def read_answer(text: bytes, data: bytes, number: int) -> Output | KernelsError:

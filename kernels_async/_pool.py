@@ -193,7 +193,7 @@ class CompilePool:
             number = next(self._numbers)
             frame = await _encode(number, work.job, shared)
             with anyio.fail_after(self._limits.timeout):
-                outcome = await worker.ask(number, frame)
+                outcome = await worker.ask(number, frame, shared)
         except BaseException as error:
             await self._discard(worker)
             lost = isinstance(error, LostError) and not last

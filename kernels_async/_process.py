@@ -71,7 +71,7 @@ class WorkerProcess:
         idle_since: When it last had nothing to do.
         jobs: How many it has begun.
         prefixes: How many jobs of each prefix it was asked.
-        kept: The prefixes whose headers it was told to keep.
+        kept: The prefixes whose headers it keeps, for all that is known.
         began: Whether it has begun the job that it was last asked.
         over_memory: Whether it was stopped for what it held.
     """
@@ -132,8 +132,13 @@ class WorkerProcess:
         await self._child.send(frame)
         self.sandbox = await self._receive(_frames.NOTE, lambda t, _: _frames.read_hello(t))
 
-    async def ask(self, number: int, frame: bytes) -> Output | KernelsError:
+    async def ask(self, number: int, frame: bytes, shared: str) -> Output | KernelsError:
         """Have it do a job; what came of it.
+
+        Args:
+            number: The job's.
+            frame: The job.
+            shared: The prefix whose headers it is told to keep; it may not be able to.
 
         Raises:
             LostError: It had not begun; another worker may do the job.
@@ -141,7 +146,10 @@ class WorkerProcess:
         """
         self.began = False
         await self._child.send(frame)
-        await self._receive(_frames.NOTE, lambda t, _: _frames.read_begun(t, number))
+        if not await self._receive(
+            _frames.NOTE, lambda t, _: _frames.read_begun(t, number)
+        ):
+            self.kept.discard(shared)
         self.began = True
         self.jobs += 1
         try:

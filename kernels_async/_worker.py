@@ -71,10 +71,10 @@ def main() -> None:
     threading.Thread(target=_watch, args=(lock, thread), daemon=True).start()
     _write(answers, _frames.hello(sandbox))
     while (record := _read(jobs)) is not None:
-        number = record["number"]
-        _write(answers, _frames.begun(number))
+        number, shared = record["number"], record["shared"]
+        _write(answers, _frames.begun(number, toolchain.keeps(shared)))
         job = Job.from_record(record["job"])
-        outcome = _compile(toolchain, job, record["shared"])
+        outcome = _compile(toolchain, job, shared)
         _write(answers, _frames.answer(number, outcome))
 
 

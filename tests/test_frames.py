@@ -153,7 +153,8 @@ def test_frames_come_in_their_order_and_about_their_job() -> None:
     """One of another kind, or of another job, is an error."""
     hello, begun = _frames.hello("landlock"), _frames.begun(7)
     assert _frames.read_hello(parts(hello)[0]) == "landlock"
-    _frames.read_begun(parts(begun)[0], 7)
+    assert not _frames.read_begun(parts(begun)[0], 7)
+    assert _frames.read_begun(parts(_frames.begun(7, keeps=True))[0], 7)
     for frame in (hello, _frames.answer(7, OUTPUT), _frames.begun(8)):
         with pytest.raises(ValueError, match=ANYTHING):
             _frames.read_begun(parts(frame)[0], 7)

@@ -410,6 +410,7 @@ async def test_a_batch_of_one_source_shares_its_headers(confined: Compiler) -> N
         assert all(isinstance(artifact, Artifact) for artifact in made), made
         (worker,) = compiler._maker().pool._workers
         (image,) = images(Path(worker.folder))
+        assert len(worker.kept) == 1
         assert image.stat().st_size > 1 << 20
         await compiler.trim()
         assert not image.exists()
@@ -454,3 +455,17 @@ async def test_a_worker_that_dies_of_kept_headers_fails_no_job(
         outcomes = await asyncio.wait_for(compiler.compile_all(requests), 30)
     assert all(isinstance(outcome, Artifact) for outcome in outcomes), outcomes
     assert sorted(fake.begun().values()) == [1, 1, 1, 1, 2]
+
+
+async def test_jobs_are_not_left_to_workers_that_cannot_keep_their_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They say so, for want of room or trust; then any worker is as good."""
+    fake = FakeWorker(tmp_path)
+    monkeypatch.setattr(sys, "executable", fake.program)
+    async with Compiler("sm_90", cache_dir=tmp_path / "cache", workers=1) as compiler:
+        sharing = compiler._maker().pool.sharing
+        made = await compiler.compile_all([(HALF, f"fill<{n}>") for n in range(5)])
+        assert all(isinstance(artifact, Artifact) for artifact in made), made
+        (prefixes,) = sharing.known()
+        assert [sharing.keepers(prefix) for prefix in prefixes] == [0]

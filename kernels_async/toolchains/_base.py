@@ -83,6 +83,9 @@ class Toolchain(Protocol):
         Empty if it shares nothing.
         """
 
+    def keeps(self, shared: str, /) -> bool:
+        """Whether a compile of that prefix would keep its headers, in a worker."""
+
     def spoils(self, job: Job, /) -> bool:
         """Whether its compile changes what later jobs of the same process compile to."""
 

@@ -109,6 +109,10 @@ class CpuToolchain:
         """Nothing: each compile is a process of its own."""
         return ""
 
+    def keeps(self, _: str, /) -> bool:
+        """It does not."""
+        return False
+
     def spoils(self, _: Job, /) -> bool:
         """It does not: each compile is a process of its own."""
         return False

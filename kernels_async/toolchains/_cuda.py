@@ -146,6 +146,10 @@ class CudaToolchain:
         """What its headers, precompiled, depend on."""
         return prefix(job)
 
+    def keeps(self, shared: str, /) -> bool:
+        """Whether there is room for them, and they have not failed."""
+        return bool(self._headers.options(shared))
+
     def spoils(self, job: Job, /) -> bool:
         """Whether it has an option that NVRTC does not forget."""
         return any(o.partition("=")[0] in _STICKY for o in job.specialization.options)
