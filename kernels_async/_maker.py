@@ -242,7 +242,7 @@ class Maker:
                 self._succeed(flight, found)
             elif found is not None:
                 self._fail(flight, found)
-            else:
+            elif not flight.settled:
                 self.pool.refuse(flight.key, flight.job)
                 self._compiling.put(flight)
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it

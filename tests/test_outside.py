@@ -393,6 +393,28 @@ async def test_dropped_requests_leave_nothing_in_the_queues(busy: Kernels) -> No
     assert len(maker._flights) == 1
 
 
+async def test_a_request_that_is_dropped_while_it_is_read_is_not_queued(
+    busy: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads knows nothing of who waits."""
+    maker = busy.compiler._maker()
+    gate, read_all = threading.Event(), maker.store.read_all
+
+    def read_behind_the_gate(keys: list[str]) -> list[Artifact | None]:
+        gate.wait(5)
+        return read_all(keys)
+
+    monkeypatch.setattr(maker.store, "read_all", read_behind_the_gate)
+    waiter = asyncio.create_task(busy.get(SOURCE, "add<2>"))
+    await until(lambda: len(maker._flights) == 2 and len(maker._reading) == 0)
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)
+    gate.set()
+    await until(lambda: maker._readers.borrowed_tokens == 0)
+    await asyncio.sleep(0)
+    assert len(maker._compiling) == 0
+
+
 def test_a_program_that_ends_as_a_cache_opens_ends(warm_dir: Path) -> None:
     """Also where it closes the cache on its way out."""
     ended = []

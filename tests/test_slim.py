@@ -192,10 +192,12 @@ async def test_every_option_that_changes_the_code_changes_it_alike(
     ((usual, _),) = await both(plain, slim, ARITHMETIC, "k")
     pairs = await both(plain, slim, ARITHMETIC, *with_options(AT_THE_LINK))
 
-    told = dict(zip(AT_THE_LINK, pairs, strict=True))
-    assert [o for o, (one, two) in told.items() if code(one) != code(two)] == []
-    assert [o for o, (one, two) in told.items() if one.resources != two.resources] == []
-    assert [o for o, (one, _) in told.items() if code(one) == code(usual)] == []
+    codes = await asyncio.to_thread(lambda: [(code(one), code(two)) for one, two in pairs])
+    unchanged = code(usual)
+    told = [*zip(AT_THE_LINK, pairs, codes, strict=True)]
+    assert [option for option, _, (one, two) in told if one != two] == []
+    assert [o for o, (one, two), _ in told if one.resources != two.resources] == []
+    assert [option for option, _, (one, _) in told if one == unchanged] == []
 
 
 async def test_other_options_leave_the_code_as_it_is(
@@ -204,8 +206,9 @@ async def test_other_options_leave_the_code_as_it_is(
     """With the same resources and diagnostics; line information is there."""
     pairs = await both(plain, slim, ARITHMETIC, *with_options(NOT_IN_THE_CODE))
 
-    first = code(pairs[0][0])
-    assert [code(artifact) == first for pair in pairs for artifact in pair] == [True] * 16
+    both_of_each = [artifact for pair in pairs for artifact in pair]
+    codes = await asyncio.to_thread(lambda: [*map(code, both_of_each)])
+    assert [one == codes[0] for one in codes] == [True] * 16
     assert [one.resources == two.resources for one, two in pairs] == [True] * 8
     assert [one.diagnostics == two.diagnostics for one, two in pairs] == [True] * 8
     lines = [bool(section(two, ".debug_line")) for _, two in pairs]
