@@ -93,6 +93,14 @@ def test_nothing_is_shared_where_nothing_is_included(toolchain: Toolchain) -> No
     assert toolchain.prefix(job(hidden, "k")) == ""
 
 
+def test_nothing_is_shared_by_a_job_whose_worker_does_not_stay(
+    toolchain: Toolchain,
+) -> None:
+    """NVRTC does not forget its option, so nobody comes after it."""
+    assert toolchain.prefix(job(HALF, "fill<1>", options=["-restrict"])) == ""
+    assert toolchain.prefix(job(HALF, "fill<1>")) != ""
+
+
 def test_warnings_of_headers_are_told_each_time(
     toolchain: Toolchain, tmp_path: Path
 ) -> None:

@@ -143,8 +143,8 @@ class CudaToolchain:
         )
 
     def prefix(self, job: Job, /) -> str:
-        """What its headers, precompiled, depend on."""
-        return prefix(job)
+        """What its headers, precompiled, depend on; nothing if its worker does not stay."""
+        return "" if self.spoils(job) else prefix(job)
 
     def keeps(self, shared: str, /) -> bool:
         """Whether there is room for them, and they have not failed."""
