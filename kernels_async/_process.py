@@ -20,13 +20,12 @@ from ._artifact import Output
 from ._child import Child
 from ._diagnostics import printable
 from ._errors import KernelsError
-from ._spawn import spawn
+from ._spawn import above_standard_streams, spawn
 from ._threads import in_thread
 
 T = TypeVar("T")
 
 _PROGRAM = str(Path(__file__).with_name("_start.py"))
-_FIRST_FREE = 3
 _KEPT_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH")
 _OUT_OF_MEMORY = ("LLVM ERROR: out of memory", "std::bad_alloc", "MemoryError")
 
@@ -47,9 +46,7 @@ class Lifeline:
     """
 
     def __init__(self) -> None:
-        given = os.memfd_create("kernels_async")
-        self.descriptor = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
-        os.close(given)
+        self.descriptor = above_standard_streams(os.memfd_create("kernels_async"))
         fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
 
     def close(self) -> None:

@@ -126,16 +126,32 @@ def _strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe whose ends are no standard streams, which a server may have closed."""
-    ends = os.pipe()
+    """A pipe, neither of whose ends is a standard stream."""
+    given, other = os.pipe()
     try:
-        first, second = (
-            fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for end in ends
-        )
+        first = above_standard_streams(given)
+    except OSError:
+        os.close(other)
+        raise
+    try:
+        return first, above_standard_streams(other)
+    except OSError:
+        os.close(first)
+        raise
+
+
+def above_standard_streams(given: int) -> int:
+    """The open file under another number: a server may have closed its standard streams.
+
+    The given number is closed, whatever happens.
+
+    Raises:
+        OSError: There is no other number.
+    """
+    try:
+        return fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
     finally:
-        for end in ends:
-            os.close(end)
-    return first, second
+        os.close(given)
 
 
 def _check(error: int, about: str) -> None:

@@ -33,7 +33,16 @@ from kernels_async import (
 )
 from tests.bars.pool import SEGV_OPTION, parentheses
 from tests.fake_worker import FAULTS, HARMLESS, FakeWorker
-from tests.processes import CPU_SLOW, GOOD, SLOW, at_work, children, is_alive, until
+from tests.processes import (
+    CPU_SLOW,
+    GOOD,
+    SLOW,
+    at_work,
+    children,
+    in_child,
+    is_alive,
+    until,
+)
 
 UNROLLED = SLOW.replace("r < 1000", "r < 4")
 """Some seconds less than for ever."""
@@ -528,3 +537,24 @@ async def test_a_job_of_megabytes_reaches_its_worker(running: Compiler) -> None:
     source = big * 40_000 + GOOD
 
     assert isinstance(await running.compile(source, Specialization("good<1>")), Artifact)
+
+
+def test_a_process_that_cannot_be_started_leaves_no_descriptor() -> None:
+    """However far its start came before there were no more descriptors."""
+
+    def start_with_few() -> int:
+        few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        before = os.listdir("/proc/self/fd")
+        for more in range(20):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) - 1 + more, most))
+            try:
+                _spawn.spawn(["/bin/true"], {}, 0)
+            except OSError:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+                assert os.listdir("/proc/self/fd") == before
+            else:
+                return more
+        return 0
+
+    (refused,) = in_child(start_with_few)
+    assert int(refused) > 3
