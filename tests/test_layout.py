@@ -33,6 +33,7 @@ ROWS = [
         "_diagnostics",
         "_occupancy",
         "_record",
+        "_events",
         "_staging",
         "_private",
     },

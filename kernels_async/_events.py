@@ -1,0 +1,136 @@
+"""What happens to kernels, told as it happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Literal, NamedTuple
+
+from ._artifact import Artifact
+
+Kind = Literal[
+    "requested",
+    "joined",
+    "found",
+    "compiling",
+    "compiled",
+    "kept",
+    "loading",
+    "loaded",
+    "failed",
+]
+Listener = Callable[["Event"], None]
+
+LIMIT = 10_000
+
+logger = logging.getLogger("kernels_async")
+
+
+class Event(NamedTuple):
+    """One thing that happened to one kernel.
+
+    A kernel's events come in this order, with `found` or else the next three, and at
+    the end `loaded` or `failed`; a memory hit is no event::
+
+        requested -> found | compiling -> compiled -> kept -> loading -> loaded | failed
+
+    A `Compiler` tells `found` to `kept`, and `failed`; a `Kernels` tells all of them, of
+    the kernels that it was asked for.
+
+    Attributes:
+        kind: `requested`: somebody waits for it, and it is not loaded; `joined`: one more
+            waits; `found`: it was read from disk or a remote store; `compiling`: a worker
+            has it; `compiled`: the worker is done; `kept`: its artifact is there;
+            `loading`, `loaded`; `failed`: whatever was done ended in `error`.
+        time: When, in seconds of `time.monotonic()`.
+        key: The digest of the artifact.
+        symbol: The kernel as it was asked for.
+        target: What it is compiled for.
+        worker: Which worker compiles it, counted from 1.
+        device: The name of the device that loads it.
+        seconds: How long it took, of `found`, `compiled`, `kept` and `loaded`.
+        artifact: What was `found`, `kept`, is `loading` or `loaded`.
+        error: Why it `failed`.
+    """
+
+    kind: Kind
+    time: float
+    key: str
+    symbol: str
+    target: str
+    worker: int | None = None
+    device: str | None = None
+    seconds: float | None = None
+    artifact: Artifact | None = None
+    error: Exception | None = None
+
+
+class Hub:
+    """Tells each event to every listener, at once and in the task in which it happens.
+
+    Whoever has something to tell asks first whether there are `listeners`: an event that
+    nobody hears is not made.
+    """
+
+    __slots__ = ("listeners",)
+
+    def __init__(self) -> None:
+        self.listeners: tuple[Listener, ...] = ()
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Tell `listener` from now on, until what this returns is called."""
+        self.listeners = (*self.listeners, listener)
+
+        def remove() -> None:
+            self.listeners = tuple(one for one in self.listeners if one is not listener)
+
+        return remove
+
+    def tell(self, event: Event) -> None:
+        """Tell it; a listener that raises is logged, and harms nobody."""
+        for listener in self.listeners:
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("a listener of kernels_async raised on %s", event.kind)
+
+
+class Events(AsyncIterator[Event]):
+    """The events of a cache from now on, for `async for`.
+
+    It ends when the cache closes, or with `close`. Events wait until they are taken; of
+    more than `limit` that wait, the oldest are dropped.
+
+    Attributes:
+        dropped: How many were dropped.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.dropped = 0
+        self._waiting: deque[Event] = deque(maxlen=limit)
+        self._ended = False
+        self._news = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        """Have it taken later."""
+        self.dropped += len(self._waiting) == self._waiting.maxlen
+        self._waiting.append(event)
+        self._news.set()
+
+    def close(self) -> None:
+        """End, once the events that wait are taken."""
+        self._ended = True
+        self._news.set()
+
+    def __aiter__(self) -> Events:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._waiting:
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._waiting.popleft()
