@@ -12,9 +12,11 @@ from ._errors import (
     CompileTimeout,
     DeviceError,
     DeviceMismatchError,
+    FrozenError,
     KernelsError,
     LaunchError,
     LoadError,
+    ManifestError,
     OverloadedError,
     QuarantinedError,
     ReentryError,
@@ -26,14 +28,20 @@ from ._errors import (
     WorkerCrashed,
     WrongLoopError,
 )
+from ._events import Event, Events, Listener
+from ._fallback import FallbackPending
 from ._kernels import Kernels
 from ._keyed import KeyedKernels
+from ._manifest import Manifest, ManifestKernel
 from ._pending import Pending
+from ._recording import Recording
 from ._report import Reporter
 from ._reporters import LoggingReporter, Reporters, SpillPolicy
 from ._resources import Resources
 from ._source import Source
 from ._specialization import Specialization
+from ._stats import Stats
+from ._warm import Progress
 from .devices import Kernel
 
 __all__ = [
@@ -48,16 +56,26 @@ __all__ = [
     "DeviceMismatchError",
     "Diagnostic",
     "Difference",
+    "Event",
+    "Events",
+    "FallbackPending",
+    "FrozenError",
     "Kernel",
     "Kernels",
     "KernelsError",
     "KeyedKernels",
     "LaunchError",
+    "Listener",
     "LoadError",
     "LoggingReporter",
+    "Manifest",
+    "ManifestError",
+    "ManifestKernel",
     "OverloadedError",
     "Pending",
+    "Progress",
     "QuarantinedError",
+    "Recording",
     "ReentryError",
     "Reporter",
     "ReporterError",
@@ -69,6 +87,7 @@ __all__ = [
     "SpecificationError",
     "SpillError",
     "SpillPolicy",
+    "Stats",
     "SymbolNotFoundError",
     "ToolchainError",
     "WorkerCrashed",

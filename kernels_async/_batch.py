@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ._errors import ClosedError, OverloadedError, SpecificationError
 from ._pending import Attempt, Pending
 from ._source import Source
@@ -32,6 +30,7 @@ class Batch:
         by_pair: Every known request by what it was asked as: the hit path's index.
         outstanding: Requests that nothing builds yet, in the order of asking.
         building: Requests that are being built.
+        built: How many have been built.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -43,23 +42,34 @@ class Batch:
         self.by_pair: dict[Pair, Pending] = {}
         self.outstanding: dict[str, Pending] = {}
         self.building: dict[str, Pending] = {}
+        self.built = 0
         self._by_key: dict[str, Pending] = {}
         self._failed: set[str] = set()
+        self._background: set[str] = set()
 
     def find(self, key: str) -> Pending | None:
         """The request of that key, if there is one."""
         return self._by_key.get(key)
 
-    def add(self, pair: Pair, key: str, make: Callable[[], Pending]) -> Pending:
-        """The request of that key, now also known as `pair`; made if it is new.
+    def known(self) -> list[Pending]:
+        """Every request that is known, in the order of asking; from any thread."""
+        return list(self._by_key.values())
+
+    def add(self, pair: Pair, pending: Pending, *, limited: bool = True) -> Pending:
+        """Know a request, new or not, as `pair`.
+
+        Args:
+            pair: What it was asked as.
+            pending: The request.
+            limited: Whether the limit holds for it.
 
         Raises:
             OverloadedError: It is new, and too many are not loaded yet.
         """
-        pending = self._by_key.get(key)
-        if pending is None:
-            self._refuse_overload()
-            pending = self._by_key[key] = make()
+        if pending.key not in self._by_key:
+            if limited:
+                self._refuse_overload()
+            self._by_key[pending.key] = pending
         pending.pairs.append(pair)
         self.by_pair[pair] = pending
         return pending
@@ -71,7 +81,8 @@ class Batch:
             self.outstanding[pending.key] = pending
 
     def _refuse_overload(self) -> None:
-        waiting = len(self.outstanding) - len(self._failed) + len(self.building)
+        unlimited = len(self._failed) + len(self._background)
+        waiting = len(self.outstanding) + len(self.building) - unlimited
         if self._limit is not None and waiting >= self._limit:
             raise OverloadedError(
                 f"{waiting} requests are not loaded yet, and max_outstanding is "
@@ -84,13 +95,24 @@ class Batch:
             pending.attempt = Attempt(self, pending)
         return pending.attempt
 
-    def take(self, pending: Pending) -> Attempt:
-        """Begin the attempt at `pending`: it is being built from now on."""
+    def take(self, pending: Pending, *, background: bool = False) -> Attempt:
+        """Begin the attempt at `pending`: it is being built from now on.
+
+        Args:
+            pending: The request.
+            background: Whether nobody waits for it yet, so that the limit does not hold.
+        """
+        if background:
+            self._background.add(pending.key)
         self.outstanding.pop(pending.key, None)
         self._failed.discard(pending.key)
         self.building[pending.key] = pending
         pending.failed = False
         return self.claim(pending)
+
+    def hurry(self, pending: Pending) -> None:
+        """Somebody waits for it now."""
+        self._background.discard(pending.key)
 
     def attempts(self, *, requested: bool = False) -> list[Attempt]:
         """Those at what is being built, or at what of it was asked for by `request`."""
@@ -105,6 +127,7 @@ class Batch:
         """`pending` is built; whoever waits for it gets the kernel."""
         self._end(pending)
         pending.kernel = kernel
+        self.built += 1
         attempt.succeed(kernel)
 
     def fail(self, pending: Pending, attempt: Attempt, error: Exception) -> None:
@@ -146,11 +169,13 @@ class Batch:
 
     def _clear(self) -> None:
         self._failed.clear()
+        self._background.clear()
         for requests in (self.by_pair, self.outstanding, self.building, self._by_key):
             requests.clear()
 
     def _end(self, pending: Pending) -> None:
         self.building.pop(pending.key, None)
+        self._background.discard(pending.key)
         pending.attempt = None
 
     def _forget(self, pending: Pending) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-from dataclasses import dataclass
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -13,22 +12,23 @@ import anyio
 
 from ._batch import Batch
 from ._compiler import Compiler
-from ._errors import BuildError, ClosedError, DeviceMismatchError, WrongLoopError
+from ._errors import BuildError, ClosedError, FrozenError
+from ._flight import Flight
+from ._frozen import Freeze, Frozen
+from ._home import Home, Parts
 from ._lane import Lane
-from ._loader import Loader
-from ._maker import Flight
-from ._outcome import Outcome
+from ._ledger import Ledger
 from ._outside import disown_in_children, wait_from_thread
 from ._pending import Attempt, Pending
-from ._report import Reporting
-from ._scope import Scope
+from ._report import Reporter, Reporting
 from ._source import Source, as_source
 from ._specialization import Specialization, as_specialization
-from ._threads import in_thread
-from .devices import Device, Kernel, open_device
+from .devices import Kernel
 
-_CLOSE_SECONDS = 1.0
 _LANE_WIDTH = 64
+_FAREWELL_SECONDS = 5.0
+
+logger = logging.getLogger("kernels_async")
 
 
 class Cache:
@@ -41,24 +41,36 @@ class Cache:
         compiler: Makes the artifacts.
         device: An open device, or what `open_device` takes.
         max_outstanding: How many requests may be not loaded yet; `None` for any number.
+        frozen: What becomes of a miss after the warm-up.
 
     Raises:
-        SpecificationError: `max_outstanding` cannot be right.
+        SpecificationError: `max_outstanding` or `frozen` cannot be right.
     """
 
     def __init__(
-        self, compiler: Compiler, device: Any, max_outstanding: int | None
+        self,
+        compiler: Compiler,
+        device: Any,
+        max_outstanding: int | None,
+        frozen: Frozen = False,
     ) -> None:
         self.compiler = compiler
         self.batch = Batch(max_outstanding)
+        self.freeze = Freeze(frozen)
         self.reporting = Reporting(compiler)
-        self._parts: _Parts | None = None
-        self._wanted_device = device
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening: Outcome[None] | None = None
+        self._farewells: list[Callable[[], Awaitable[None]]] = []
+        self._stop_telling = _nothing
+        self._home = Home(
+            compiler,
+            device,
+            opened=self._opened,
+            ending=self._ending,
+            farewell=self._farewell,
+        )
+        self.ledger = Ledger(compiler, self.batch, self._home)
+        self._lane: Lane[tuple[Pending, Attempt, Flight]] | None = None
         self._building = anyio.Lock()
         self._flushing = False
-        self._ended: str | None = None
         disown_in_children(self)
 
     async def _make(self) -> None:
@@ -67,7 +79,7 @@ class Cache:
         It runs in a task of the cache's scope, once its artifact is there: callers only
         wait for what it settles.
         """
-        made = None if self._parts is None else self._parts.lane.take()
+        made = None if self._lane is None else self._lane.take()
         if made is None:
             return
         pending, attempt, flight = made
@@ -76,16 +88,30 @@ class Cache:
             artifact = await flight.wait()
             if not pending.reported:
                 pending.reported = await self.reporting.report(artifact)
-            kernel = await self._open_parts().loader.load(artifact)
+            self.ledger.made(pending, artifact)
+            kernel = await self._home.parts.loader.load(artifact)
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
+            self.ledger.failed(pending, error)
             self.batch.fail(pending, attempt, error)
         else:
+            self.ledger.loaded(pending, artifact, kernel)
             self.batch.succeed(pending, attempt, kernel)
 
     def pending(
-        self, source: Source | str, specialization: Specialization | str
+        self,
+        source: Source | str,
+        specialization: Specialization | str,
+        *,
+        background: bool = False,
     ) -> Pending:
-        """The request of that source and specialization; nothing starts."""
+        """The request of that source and specialization; nothing starts.
+
+        Args:
+            source: The source, or its text.
+            specialization: The specialization, or its symbol alone.
+            background: Whether it is a warm-up's, which neither `max_outstanding` nor
+                `frozen` refuses.
+        """
         pair = (source, specialization)
         found = self.batch.by_pair.get(pair)
         if found is not None:
@@ -93,7 +119,12 @@ class Cache:
         self._refuse()
         source, specialization = as_source(source), as_specialization(specialization)
         key = self.compiler.key(source, specialization)
-        return self.batch.add(pair, key, lambda: Pending(self, key, source, specialization))
+        made = self.batch.find(key)
+        if made is None:
+            made = Pending(self, key, source, specialization)
+            if self.freeze.refuses and not background:
+                self._look_whether_frozen(made)
+        return self.batch.add(pair, made, limited=not background)
 
     def request(
         self, source: Source | str, specialization: Specialization | str
@@ -109,10 +140,10 @@ class Cache:
     ) -> Kernel | None:
         """The kernel if it is loaded; never waits."""
         found = self.batch.by_pair.get((source, specialization))
-        if found is None and self._ended is None:
+        if found is None and self._home.ended is None:
             with contextlib.suppress(ClosedError):  # a compiler that is not open
                 found = self.batch.find(self.compiler.key(source, specialization))
-        return None if found is None else found.kernel
+        return None if found is None else found.built()
 
     async def get(
         self,
@@ -121,16 +152,24 @@ class Cache:
         stream: Any = None,
     ) -> Kernel:
         """The kernel of that source and specialization, built alone if it is not loaded."""
-        await self.ready(stream)
+        await self.enter(stream)
         return await self.obtain(self.pending(source, specialization))
 
-    async def obtain(self, pending: Pending) -> Kernel:
-        """Build `pending` alone, if it is not loaded."""
+    async def obtain(self, pending: Pending, *, background: bool = False) -> Kernel:
+        """Build `pending` alone, if it is not loaded.
+
+        Args:
+            pending: The request.
+            background: Whether it may wait for those that are not.
+        """
         if pending.kernel is not None:
+            pending.hits += not background
             return pending.kernel
         attempt = pending.attempt
         if attempt is None:
-            (attempt,) = self._start([pending])
+            (attempt,) = self._start([pending], background=background)
+        elif not background:
+            self._join(pending, attempt)
         return await attempt.wait()
 
     def from_thread(
@@ -143,199 +182,160 @@ class Cache:
         """`get`, blocking a thread that runs no event loop."""
         self._refuse()
         return wait_from_thread(
-            self._loop, lambda: self.get(source, specialization, stream), timeout
+            self._home.loop, lambda: self.get(source, specialization, stream), timeout
         )
 
     async def resolve(self, pending: Pending, stream: Any = None) -> Kernel:
         """Build `pending` with everything outstanding, at the end of the loop's turn."""
-        if pending.kernel is not None and stream is None:
-            return pending.kernel
-        await self.ready(stream)
+        if pending.kernel is None or stream is not None:
+            await self.enter(stream)
         if pending.kernel is not None:
+            pending.hits += 1
             return pending.kernel
         attempt = pending.attempt
         if attempt is None:
             self._schedule()
-            attempt = self.batch.claim(pending)
+            attempt = self._begin(pending)
+        else:
+            self._join(pending, attempt)
         return await attempt.wait()
 
     async def build(self, stream: Any = None) -> None:
         """Build everything outstanding in one batch, after the one that is active."""
-        await self.ready(stream)
+        await self.enter(stream)
         async with self._building:
             for active in self.batch.attempts():
                 await active.error()
             self._start(self.batch.waiting())
             batch = self.batch.attempts(requested=True)
             failures = [e for e in [await a.error() for a in batch] if e is not None]
-        if self._ended is not None:
+        if self._home.ended is not None:
             raise ClosedError("the cache closed while it was building")
         if failures:
             raise BuildError(f"{len(failures)} of {len(batch)} kernels failed", failures)
 
-    def _start(self, pendings: list[Pending]) -> list[Attempt]:
+    def start(self, pendings: list[Pending]) -> None:
+        """Begin to build those of `pendings` that nothing builds; nobody need wait."""
+        self._start([p for p in pendings if p.key in self.batch.outstanding])
+
+    def _start(self, pendings: list[Pending], *, background: bool = False) -> list[Attempt]:
         """Have the artifacts of `pendings` made; `_make` goes on with each that arrives."""
-        self._open_parts()
-        attempts = [self.batch.take(pending) for pending in pendings]
+        self.ledger.started()
+        attempts = [p.attempt or self._begin(p, background=background) for p in pendings]
         for pending, attempt in zip(pendings, attempts, strict=True):
+            self.batch.take(pending, background=background)
             try:
+                if self.freeze.on and not background:
+                    self._look_whether_frozen(pending)
                 flight = self.compiler._flight(
-                    pending.key, pending.source, pending.specialization
+                    pending.key, pending.source, pending.specialization, background
                 )
-            except ClosedError as error:
+            except (ClosedError, FrozenError) as error:
                 self.batch.fail(pending, attempt, error)
             else:
                 attempt.follow(flight, partial(self._arrive, pending, attempt, flight))
         return attempts
 
+    def _begin(self, pending: Pending, *, background: bool = False) -> Attempt:
+        """The attempt at what nobody builds yet, in the task of who wants it."""
+        pending.asked += not background
+        self.ledger.requested(pending)
+        return self.batch.claim(pending)
+
+    def _join(self, pending: Pending, attempt: Attempt) -> None:
+        """One more waits for `attempt`, and not in the background."""
+        pending.asked += 1
+        self.ledger.joined(pending)
+        self.batch.hurry(pending)
+        attempt.hurry()
+
     def _arrive(self, pending: Pending, attempt: Attempt, flight: Flight) -> None:
-        with contextlib.suppress(ClosedError):  # the end settles everything
-            self._open_parts().lane.put((pending, attempt, flight))
+        if self._lane is not None:
+            with contextlib.suppress(ClosedError):  # the end settles everything
+                self._lane.put((pending, attempt, flight))
 
     def _schedule(self) -> None:
         """Start everything outstanding once the tasks that are ready now have run."""
         if not self._flushing:
-            scope = self._open_parts().scope
+            scope = self._home.parts.scope
             self._flushing = True
             scope.start_soon(self._flush)
 
     async def _flush(self) -> None:
         self._flushing = False
-        if self._ended is None:
+        if self._home.ended is None:
             self._start(self.batch.waiting())
+
+    def _look_whether_frozen(self, pending: Pending) -> None:
+        """Report the miss, or refuse it."""
+        self.ledger.refused()
+        self.freeze.miss(pending, self.batch.known())
 
     def _refuse(self) -> None:
         """Raise if the cache takes no more work, or not from here."""
-        if self._ended is not None:
-            raise ClosedError(self._ended)
+        if self._home.ended is not None:
+            raise ClosedError(self._home.ended)
         self.reporting.refuse_reentry()
 
-    async def ready(self, stream: Any) -> None:
+    async def enter(self, stream: Any = None) -> None:
         """Check that the caller may wait here; open the cache if it is not yet."""
         self._refuse()
-        await self.open()
-        parts = self._open_parts()
+        await self._home.open()
+        parts = self._home.parts
         if stream is not None:
             parts.device.check_stream(stream)
 
-    def _open_parts(self) -> _Parts:
-        if self._ended is not None or self._parts is None:
-            raise ClosedError(self._ended or "the cache is not open")
-        return self._parts
+    def _opened(self, parts: Parts) -> None:
+        self._lane = Lane(parts.scope, _LANE_WIDTH, self._make)
+        self.ledger.follow()
 
-    async def open(self) -> None:
-        """Open the device and the scope, if they are not open, and wait for that.
-
-        A task of the compiler's scope opens them, so that a waiter that is cancelled
-        takes nothing from the others.
-        """
-        self._refuse()
-        if self._opening is None:
-            opening: Outcome[None] = Outcome()
-            ended = ClosedError("the compiler closed while the cache opened")
-            self.compiler._scope.start_soon(
-                self._open, opening, dropped=partial(opening.fail, ended)
-            )
-            self._opening, self._loop = opening, asyncio.get_running_loop()
-        elif self._loop is not asyncio.get_running_loop():
-            raise WrongLoopError("the cache was opened in another event loop")
-        await self._opening.wait()
-
-    async def _open(self, opening: Outcome[None]) -> None:
-        try:
-            await self._open_scope_and_device()
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait get it
-            self._opening = self._loop = None
-            opening.fail(error)
-        else:
-            opening.succeed(None)
-        finally:
-            opening.fail(ClosedError("the compiler closed while the cache opened"))
-
-    async def _open_scope_and_device(self) -> None:
-        parent = self.compiler._scope
-        device = await self._open_device()
-        scope = Scope(parent, lambda: self._end(device))
-        try:
-            if not device.accepts(self.compiler.target):
-                raise DeviceMismatchError(
-                    f"{device.name} ({device.target}) does not run code for "
-                    f"{self.compiler.target}"
-                )
-            await scope.open()
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await in_thread(device.close)
-            raise
-        if self._ended is not None:
-            await scope.aclose()
-            raise ClosedError("the cache closed while it opened")
-        self._parts = _Parts(
-            device, scope, Loader(device, scope), Lane(scope, _LANE_WIDTH, self._make)
-        )
-
-    async def _open_device(self) -> Device:
-        wanted = self._wanted_device
-        if isinstance(wanted, Device):
-            return wanted
-        if wanted is None:
-            wanted = "cpu" if self.compiler.target == "cpu" else "cuda"
-        return await in_thread(open_device, wanted)
-
-    async def _end(self, device: Device) -> None:
-        """Settle everything and let go of the device, whoever ended the scope.
-
-        A load that waits for a running kernel is not waited for.
-        """
-        self._close()
-        with anyio.move_on_after(_CLOSE_SECONDS):
-            await in_thread(device.close, abandon=True)
-
-    def _close(self) -> None:
-        self._ended = self._ended or "the cache is closed"
+    def _ending(self) -> None:
         self.batch.clear(ClosedError("the cache closed"))
+        self.ledger.close()
+
+    async def _farewell(self) -> None:
+        """Let those who keep what happened write it down, and wait no longer than that."""
+        with anyio.move_on_after(_FAREWELL_SECONDS):
+            for farewell in (*self._farewells, self.reporting.aclose):
+                try:
+                    await farewell()
+                except Exception:
+                    logger.exception("what a cache kept could not be written at its end")
 
     def disown(self) -> None:
         """Refuse all work, in a forked child of the process that opened it."""
-        self._ended = self._ended or (
-            f"the cache was opened by process {os.getppid()}, of which this one is a "
-            "fork: open one here"
-        )
-        self._parts = None
+        self._home.disown()
+        self._lane = None
         self.batch.disown()
 
     async def aclose(self) -> None:
         """End all work, settle every request, let go of the device; idempotent."""
         self.reporting.refuse_reentry()
-        loop = self._loop
-        if loop not in (None, asyncio.get_running_loop()) and self._ended is None:
-            if not loop.is_closed():
-                raise WrongLoopError("the cache was opened in another event loop")
-            self._parts = self._opening = None
-        self._close()
-        if self._opening is not None:
-            await self._opening.error()
-        if self._parts is not None:
-            await self._parts.scope.aclose()
+        await self._home.aclose()
+
+    def keep_up(
+        self,
+        run: Callable[[], Coroutine[Any, Any, None]],
+        finish: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Have `run` run while the cache is open, and then `finish`."""
+        self._home.parts.scope.start_soon(run)
+        self._farewells.append(finish)
+
+    def report_to(self, reporter: Reporter | None) -> None:
+        """Replace the reporter; one that has a method `event` gets the events too."""
+        self._stop_telling()
+        self.reporting.reporter = reporter
+        event = getattr(reporter, "event", None)
+        self._stop_telling = _nothing if event is None else self.ledger.listen(event)
 
     def __len__(self) -> int:
-        return 0 if self._parts is None else len(self._parts.loader.executables)
+        return len(self._home)
 
     def __repr__(self) -> str:
-        if self._parts is not None:
-            device = self._parts.device.name
-        else:
-            wanted = self._wanted_device
-            device = self.compiler.target if wanted is None else str(wanted)
-        outstanding = len(self.batch.outstanding)
+        device, outstanding = self._home.device_name, len(self.batch.outstanding)
         return f"<Kernels {device} loaded={len(self)} outstanding={outstanding}>"
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What an open cache has."""
-
-    device: Device
-    scope: Scope
-    loader: Loader
-    lane: Lane[tuple[Pending, Attempt, Flight]]
+def _nothing() -> None:
+    """What ends nothing."""

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
 from . import toolchains
@@ -15,13 +15,14 @@ from ._artifact import Artifact
 from ._blame import Quarantine
 from ._digest import Difference, artifact_key, differences, entries
 from ._errors import SpecificationError
-from ._machine import LEAST_MEMORY, default_memory, default_workers
-from ._maker import Flight, Maker
+from ._events import Listener
+from ._flight import Flight
+from ._maker import Maker
 from ._makers import Makers
-from ._pool import Limits
 from ._report import refuse_reentry
-from ._sandbox import MODES, Mode
+from ._sandbox import Mode
 from ._scope import Scope
+from ._settings import Settings, limits
 from ._source import Source, as_source
 from ._specialization import Specialization, as_specialization
 from ._store import Store
@@ -41,20 +42,6 @@ class Request(Protocol):
 
 
 Explained = Request | tuple[Source | str, Specialization | str]
-
-
-class Settings(TypedDict, total=False):
-    """The keyword arguments of `Compiler`."""
-
-    cache_dir: str | os.PathLike[str] | None
-    layers: Sequence[str | os.PathLike[str]]
-    max_bytes: int | None
-    cache_key: bytes | str | None
-    workers: int | None
-    timeout: float
-    memory: int | None
-    sandbox: Mode
-    slim: bool
 
 
 class Compiler:
@@ -106,25 +93,14 @@ class Compiler:
         sandbox: Mode = "auto",
         slim: bool = False,
     ) -> None:
-        if workers is not None and (not isinstance(workers, int) or workers < 1):
-            raise SpecificationError(f"workers is a number from 1, not {workers!r}")
-        if not isinstance(timeout, int | float) or not timeout > 0:
-            raise SpecificationError(f"timeout is in seconds, more than 0, not {timeout!r}")
-        if memory is not None and (not isinstance(memory, int) or memory < LEAST_MEMORY):
-            raise SpecificationError(
-                f"memory is in bytes, at least {LEAST_MEMORY}, not {memory!r}"
-            )
-        if sandbox not in MODES:
-            raise SpecificationError(f"sandbox is one of {MODES}, not {sandbox!r}")
         self.target = toolchains.check_target(target)
         if not isinstance(slim, bool) or (slim and target == "cpu"):
             raise SpecificationError(
                 f"slim is True or False, and for CUDA targets; not {slim!r} for {target}"
             )
-        self.workers = default_workers() if workers is None else workers
+        self._limits = limits(workers, timeout, memory, sandbox)
+        self.workers = self._limits.workers
         self._place = Place.choose(cache_dir, layers, max_bytes, cache_key)
-        held = default_memory() if memory is None else memory
-        self._limits = Limits(self.workers, timeout, held, sandbox)
         self._quarantine = Quarantine()
         self._slim = slim
         self._settings = (self.target, slim, self._place, workers, timeout, memory, sandbox)
@@ -183,7 +159,7 @@ class Compiler:
         Raises:
             ClosedError: The compiler is not open.
         """
-        return self._makers.any().pool.sandbox
+        return self._makers.any().pool.crew.sandbox
 
     def key(self, source: Source | str, specialization: Specialization | str) -> str:
         """The digest of the artifact that a request compiles to.
@@ -209,9 +185,16 @@ class Compiler:
         key = self.key(source, specialization)
         return await self._flight(key, source, specialization).wait()
 
-    def _flight(self, key: str, source: Source, specialization: Specialization) -> Flight:
+    def _flight(
+        self,
+        key: str,
+        source: Source,
+        specialization: Specialization,
+        background: bool = False,
+    ) -> Flight:
         """What `compile` awaits, for a cache that knows the request's key."""
-        return self._maker().artifact(key, Job(source, specialization, self.target))
+        job = Job(source, specialization, self.target)
+        return self._maker().artifact(key, job, background=background)
 
     async def compile_all(
         self, requests: Iterable[tuple[Source | str, Specialization | str]]
@@ -242,9 +225,25 @@ class Compiler:
         """
         self._quarantine.forget(self.key(source, specialization))
 
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Have `listener` told what happens to each artifact, in this event loop.
+
+        It is called at once, in the loop, so it must not block.
+
+        Args:
+            listener: A function of an `Event`.
+
+        Returns:
+            What ends it, when it is called.
+
+        Raises:
+            ClosedError: The compiler is not open.
+        """
+        return self._maker().hub.add(listener)
+
     async def trim(self) -> int:
         """Stop idle workers now, to free their memory; how many there were."""
-        return await self._maker().pool.trim()
+        return await self._maker().pool.crew.trim()
 
     async def prune(self, max_bytes: int) -> Pruned:
         """Remove the entries of the cache directory that were not used for longest.

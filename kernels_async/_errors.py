@@ -19,6 +19,8 @@
     ├── LaunchError             a kernel of the cpu device ended in an error
     ├── ReentryError            a reporter called back into its own cache
     ├── OverloadedError         more requests than `max_outstanding` are not loaded yet
+    ├── FrozenError             a frozen cache was asked for what it has not loaded
+    ├── ManifestError           a file is no manifest, or is damaged
     ├── WrongLoopError          an await from a loop that does not own the cache
     ├── ClosedError             the cache or its compiler is closed
     └── BuildError              several of the above (also an ExceptionGroup)
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from ._diagnostics import Diagnostic
+    from ._digest import Difference
 
 
 class KernelsError(Exception):
@@ -176,6 +179,33 @@ class OverloadedError(KernelsError):
     Raised at once, by every call that would make a new request; requests that are known
     and kernels that are loaded are served.
     """
+
+
+class FrozenError(KernelsError):
+    """A request of a frozen cache for a kernel that it did not load at its warm-up.
+
+    Raised by whatever asks for it; nothing is compiled or loaded.
+
+    Attributes:
+        nearest: The symbol of the loaded kernel that differs least; `None` if there is
+            none.
+        differences: What it differs in, from the nearest to what was asked for.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        nearest: str | None = None,
+        differences: Sequence[Difference] = (),
+    ) -> None:
+        super().__init__(message)
+        self.nearest = nearest
+        self.differences = tuple(differences)
+
+
+class ManifestError(KernelsError, ValueError):
+    """A file that is no manifest of this library, or a damaged one."""
 
 
 class WrongLoopError(KernelsError):

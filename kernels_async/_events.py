@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from ._artifact import Artifact
 
@@ -67,6 +69,30 @@ class Event(NamedTuple):
     error: Exception | None = None
 
 
+class Details(TypedDict, total=False):
+    """What some events tell and others do not; see `Event`."""
+
+    worker: int | None
+    device: str | None
+    seconds: float | None
+    artifact: Artifact | None
+    error: Exception | None
+
+
+def event(
+    kind: Kind,
+    key: str,
+    symbol: str,
+    target: str,
+    at: float | None = None,
+    **details: Unpack[Details],
+) -> Event:
+    """The event that happens now, or happened at another time; see `Event`."""
+    return Event(
+        kind, time.monotonic() if at is None else at, key, symbol, target, **details
+    )
+
+
 class Hub:
     """Tells each event to every listener, at once and in the task in which it happens.
 
@@ -74,10 +100,11 @@ class Hub:
     nobody hears is not made.
     """
 
-    __slots__ = ("listeners",)
+    __slots__ = ("_streams", "listeners")
 
     def __init__(self) -> None:
         self.listeners: tuple[Listener, ...] = ()
+        self._streams: weakref.WeakSet[Events] = weakref.WeakSet()
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Tell `listener` from now on, until what this returns is called."""
@@ -88,20 +115,42 @@ class Hub:
 
         return remove
 
-    def tell(self, event: Event) -> None:
+    def stream(self, limit: int) -> Events:
+        """The events from now on; it is told nothing more once nobody holds it."""
+        events = Events(limit)
+        reference = weakref.ref(events, lambda _: remove())
+
+        def put(told: Event) -> None:
+            stream = reference()
+            if stream is not None:
+                stream.put(told)
+
+        remove = self.add(put)
+        self._streams.add(events)
+        return events
+
+    def close(self) -> None:
+        """End every stream."""
+        for events in list(self._streams):
+            events.close()
+
+    def tell(self, told: Event) -> None:
         """Tell it; a listener that raises is logged, and harms nobody."""
         for listener in self.listeners:
             try:
-                listener(event)
+                listener(told)
             except Exception:
-                logger.exception("a listener of kernels_async raised on %s", event.kind)
+                logger.exception("a listener of kernels_async raised on %s", told.kind)
 
 
 class Events(AsyncIterator[Event]):
     """The events of a cache from now on, for `async for`.
 
     It ends when the cache closes, or with `close`. Events wait until they are taken; of
-    more than `limit` that wait, the oldest are dropped.
+    more than `limit` that wait, the oldest are dropped. It is for one task.
+
+    Args:
+        limit: How many wait at most.
 
     Attributes:
         dropped: How many were dropped.
@@ -113,10 +162,10 @@ class Events(AsyncIterator[Event]):
         self._ended = False
         self._news = asyncio.Event()
 
-    def put(self, event: Event) -> None:
+    def put(self, told: Event) -> None:
         """Have it taken later."""
         self.dropped += len(self._waiting) == self._waiting.maxlen
-        self._waiting.append(event)
+        self._waiting.append(told)
         self._news.set()
 
     def close(self) -> None:

@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from ._cache import Cache
-from ._compiler import Compiler, Settings, shared_compiler
+from ._compiler import Compiler, shared_compiler
+from ._fallback import FallbackPending
+from ._frozen import Frozen
 from ._keyed import KeyedKernels
+from ._operations import Operations
 from ._pending import Pending
 from ._report import Reporter
+from ._settings import Settings
 from ._source import Source
 from ._specialization import Specialization
 from ._threads import in_thread
+from ._warm import WarmUp
 from .devices import Kernel, open_device
 
 MAX_OUTSTANDING = 10_000
 
 
-class Kernels:
+class Kernels(Operations):
     """The loaded kernels of one device, by the artifact that they compile to.
 
     It exists because every server that compiles kernels at run time writes this cache.
@@ -39,12 +44,15 @@ class Kernels:
             CUDA device.
         max_outstanding: How many requests may be not loaded yet. One more is refused at
             once with `OverloadedError`; `None` lifts the limit.
+        frozen: Whether a request that is not loaded is refused with `FrozenError` once
+            `warm` is through; `"warn"` only logs it, with what tells it from the nearest
+            that is loaded.
 
     Raises:
-        SpecificationError: `max_outstanding` cannot be right.
+        SpecificationError: `max_outstanding` or `frozen` cannot be right.
     """
 
-    __slots__ = ("__weakref__", "_by_pair", "_cache")
+    __slots__ = ("__weakref__", "_by_pair")
 
     def __init__(
         self,
@@ -52,11 +60,14 @@ class Kernels:
         device: Any = None,
         *,
         max_outstanding: int | None = MAX_OUTSTANDING,
+        frozen: Frozen = False,
     ) -> None:
-        self._share(Cache(compiler, device, max_outstanding))
+        cache = Cache(compiler, device, max_outstanding, frozen)
+        self._share(cache, WarmUp(cache))
 
-    def _share(self, cache: Cache) -> None:
+    def _share(self, cache: Cache, warm_up: WarmUp) -> None:
         self._cache = cache
+        self._warm_up = warm_up
         self._by_pair = cache.batch.by_pair
 
     @classmethod
@@ -66,6 +77,7 @@ class Kernels:
         *,
         target: str | None = None,
         max_outstanding: int | None = MAX_OUTSTANDING,
+        frozen: Frozen = False,
         **settings: Unpack[Settings],
     ) -> Opening:
         """Open a device, a compiler for it and its pool; `async with` gives the cache.
@@ -79,6 +91,7 @@ class Kernels:
             target: By default the device's own; `"sm_90a"` for what only a target with a
                 suffix has.
             max_outstanding: As for `Kernels`.
+            frozen: As for `Kernels`.
             settings: As for `Compiler`: `cache_dir`, `layers`, `max_bytes`, `cache_key`,
                 `workers`, `timeout`, `memory`, `sandbox`.
 
@@ -92,14 +105,14 @@ class Kernels:
         async def opening() -> AsyncIterator[Kernels]:
             opened = await in_thread(open_device, device)
             compiler = shared_compiler(target or opened.target, **settings)
-            kernels = cls(compiler, opened, max_outstanding=max_outstanding)
+            kernels = cls(compiler, opened, max_outstanding=max_outstanding, frozen=frozen)
             async with compiler, kernels:
                 yield kernels
 
         return Opening(opening())
 
     async def __aenter__(self) -> Kernels:
-        await self._cache.open()
+        await self._cache.enter()
         return self
 
     async def __aexit__(
@@ -122,7 +135,7 @@ class Kernels:
     def clone(self) -> Kernels:
         """Another handle on the same cache: its loads, requests and reporter."""
         clone = type(self).__new__(type(self))
-        clone._share(self._cache)
+        clone._share(self._cache, self._warm_up)
         return clone
 
     __copy__ = clone
@@ -150,7 +163,7 @@ class Kernels:
         """
         if report is not None and not callable(report):
             raise TypeError(f"a reporter is a function of an artifact, not {report!r}")
-        self._cache.reporting.reporter = report
+        self._cache.report_to(report)
         return self
 
     @property
@@ -190,6 +203,7 @@ class Kernels:
         """
         pending = self._by_pair.get((source, specialization))
         if pending is not None and stream is None and pending.kernel is not None:
+            pending.hits += 1
             return pending.kernel
         return await self._cache.get(source, specialization, stream)
 
@@ -218,26 +232,55 @@ class Kernels:
         """
         pending = self._by_pair.get((source, specialization))
         if pending is not None and stream is None and pending.kernel is not None:
+            pending.hits += 1
             return pending.kernel
         return self._cache.from_thread(source, specialization, stream, timeout)
 
+    @overload
     def request(
         self, source: Source | str, specialization: Specialization | str
-    ) -> Pending:
+    ) -> Pending: ...
+
+    @overload
+    def request(
+        self,
+        source: Source | str,
+        specialization: Specialization | str,
+        *,
+        fallback: Specialization | str | Pending,
+    ) -> FallbackPending: ...
+
+    def request(
+        self,
+        source: Source | str,
+        specialization: Specialization | str,
+        *,
+        fallback: Specialization | str | Pending | None = None,
+    ) -> Pending | FallbackPending:
         """Ask for a kernel; nothing starts until it is awaited or `build` runs.
 
         Args:
             source: The source, or its text.
             specialization: The specialization, or its symbol alone.
+            fallback: A specialization of the same source, or a request of this cache,
+                whose kernel is served while this one is not loaded.
 
         Returns:
-            Its handle; the same for every request of the same artifact.
+            Its handle; the same for every request of the same artifact. With a
+            `fallback`, a handle on both.
 
         Raises:
             SpecificationError: The request cannot be right.
+            OverloadedError: Too many are not loaded yet.
+            FrozenError: The cache is frozen, and has not loaded it.
             ClosedError: The cache is closed.
         """
-        return self._cache.request(source, specialization)
+        pending = self._cache.request(source, specialization)
+        if fallback is None:
+            return pending
+        if not isinstance(fallback, Pending):
+            fallback = self._cache.request(source, fallback)
+        return FallbackPending(self._cache, pending, fallback)
 
     async def build(self, stream: Any = None) -> None:
         """Build every outstanding request in one batch.

@@ -44,8 +44,9 @@ class KeyedKernels(Generic[Key]):
         """
         pending = self._pendings.get(key)
         if pending is not None and stream is None and pending.kernel is not None:
+            pending.hits += 1
             return pending.kernel
-        await self._cache.ready(stream)
+        await self._cache.enter(stream)
         pending = self._pending(key, make)
         try:
             return await self._cache.obtain(pending)
@@ -60,7 +61,7 @@ class KeyedKernels(Generic[Key]):
     def loaded(self, key: Key) -> Kernel | None:
         """The kernel of `key` if it is loaded, else `None`; never waits."""
         pending = self._pendings.get(key)
-        return None if pending is None else pending.kernel
+        return None if pending is None else pending.built()
 
     def __len__(self) -> int:
         return sum(p.kernel is not None for p in list(self._pendings.values()))

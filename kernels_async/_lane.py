@@ -22,7 +22,23 @@ class Queue(Protocol[T]):
     def take(self) -> T | None:
         """Remove and return the next; `None` if there is none."""
 
+    def __contains__(self, item: object) -> bool: ...
+
     def __len__(self) -> int: ...
+
+
+class Waiting(Hashable, Protocol):
+    """An item that may wait for others.
+
+    Attributes:
+        background: Whether it does.
+    """
+
+    @property
+    def background(self) -> bool: ...
+
+
+W = TypeVar("W", bound=Waiting)
 
 
 class InOrder(Generic[T]):
@@ -46,8 +62,50 @@ class InOrder(Generic[T]):
             return item
         return None
 
+    def __contains__(self, item: object) -> bool:
+        return item in self._items
+
     def __len__(self) -> int:
         return len(self._items)
+
+
+class Overtaking(Generic[W]):
+    """Two queues: items that somebody waits for overtake those in the background.
+
+    Args:
+        foreground: The queue of the former.
+        background: The queue of the latter.
+    """
+
+    def __init__(self, foreground: Queue[W], background: Queue[W]) -> None:
+        self._foreground = foreground
+        self._background = background
+
+    def put(self, item: W) -> None:
+        """Add one."""
+        (self._background if item.background else self._foreground).put(item)
+
+    def hurry(self, item: W) -> None:
+        """Have one, that is not in the background any more, overtake, if it is there."""
+        if item in self._background:
+            self._background.discard(item)
+            self._foreground.put(item)
+
+    def discard(self, item: W) -> None:
+        """Remove one, if it is there."""
+        self._foreground.discard(item)
+        self._background.discard(item)
+
+    def take(self) -> W | None:
+        """Remove and return the next; `None` if there is none."""
+        item = self._foreground.take()
+        return self._background.take() if item is None else item
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._foreground or item in self._background
+
+    def __len__(self) -> int:
+        return len(self._foreground) + len(self._background)
 
 
 class Lane(Generic[T]):

@@ -9,20 +9,22 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple, Unpack
 
 import anyio
 
 from ._artifact import Artifact, Output
 from ._blame import Quarantine
+from ._crew import Limits
 from ._digest import entries
 from ._errors import ClosedError, ToolchainError
-from ._lane import Lane
+from ._events import Details, Hub, Kind, event
+from ._flight import Flight, Patience
+from ._lane import InOrder, Lane, Overtaking
 from ._locks import Hold
-from ._outcome import Outcome
 from ._outside import disown_in_children
-from ._plan import Plan
-from ._pool import CompilePool, Limits
+from ._plan import Plans
+from ._pool import CompilePool
 from ._private import private_folder, remove_folder
 from ._scope import Scope
 from ._threads import in_thread
@@ -35,63 +37,19 @@ Arguments = TypeVarTuple("Arguments")
 _THREADS = 8
 _READ_AT_ONCE = 8
 _SLOW_SECONDS = 0.02
-_FIRST_LOOK_SECONDS = 0.005
-_LONGEST_LOOK_SECONDS = 0.25
 
 logger = logging.getLogger("kernels_async")
 
 
-class Flight(Outcome[Artifact]):
-    """One artifact in the making, for all who wait for it.
-
-    Attributes:
-        key: The artifact's key.
-        job: What to compile.
-        prefix: What its job shares with others, if it is to be compiled.
-        begun: Whether a worker has the job: from then on it is made, wanted or not.
-        patience: How long it waits for another process that has its lock.
-    """
-
-    __slots__ = ("_maker", "begun", "job", "key", "patience", "prefix")
-
-    def __init__(self, maker: Maker, key: str, job: Job) -> None:
-        super().__init__()
-        self._maker = maker
-        self.key = key
-        self.job = job
-        self.prefix = ""
-        self.begun = False
-        self.patience: Patience | None = None
-
-    def abandon(self) -> None:
-        """Be dropped, if no worker has the job."""
-        self._maker.drop(self)
-
-
-class Patience:
-    """Waits for another process, at first often, and not for ever.
-
-    Args:
-        seconds: For how long.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._ends = time.monotonic() + seconds
-        self._pause = _FIRST_LOOK_SECONDS
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has waited long enough."""
-        return time.monotonic() > self._ends
-
-    async def pause(self) -> None:
-        """Wait a little, and the next time longer."""
-        await anyio.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_LOOK_SECONDS)
-
-
 class Maker:
     """Makes artifacts, each once: from the store, else compiled by a worker.
+
+    Attributes:
+        toolchain: The toolchain.
+        store: Where artifacts are kept.
+        scope: Owns everything that it does.
+        hub: Tells what happens to each artifact.
+        pool: Compiles.
 
     It is what a `Compiler` has in an event loop in which it is open; it belongs to that
     loop.
@@ -113,6 +71,7 @@ class Maker:
         quarantine: Quarantine,
     ) -> None:
         self.toolchain = toolchain
+        self.hub = Hub()
         self.scope = Scope(clean_up=self._clean_up)
         self.pool = CompilePool(toolchain, limits, folder, self.scope, quarantine)
         self.store = store
@@ -121,8 +80,9 @@ class Maker:
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._readers = anyio.CapacityLimiter(1)
         self._flights: dict[str, Flight] = {}
-        self._plan: Plan[Flight] = Plan(self.pool.sharing)
-        self._reading: Lane[Flight] = Lane(self.scope, _THREADS, self._read)
+        self._order: Overtaking[Flight] = Overtaking(InOrder(), InOrder())
+        self._plan: Plans[Flight] = Plans(self.pool.sharing)
+        self._reading = Lane(self.scope, _THREADS, self._read, self._order)
         self._compiling = Lane(self.scope, 2 * limits.workers, self._compile, self._plan)
         self._disowned = False
         disown_in_children(self)
@@ -155,10 +115,10 @@ class Maker:
         except BaseException:
             remove_folder(folder)
             raise
-        maker.pool.watch()
+        maker.pool.crew.watch()
         return maker
 
-    def artifact(self, key: str, job: Job) -> Flight:
+    def artifact(self, key: str, job: Job, *, background: bool = False) -> Flight:
         """The flight that makes the artifact, started if there is none.
 
         When its last waiter leaves before a worker has the job, it is dropped.
@@ -166,13 +126,22 @@ class Maker:
         Args:
             key: The artifact's key.
             job: What to compile.
+            background: Whether it may wait for those that are not.
         """
         flight = self._flights.get(key)
         if flight is None:
-            flight = Flight(self, key, job)
+            flight = Flight(self, key, job, background)
             self._reading.put(flight)
             self._flights[key] = flight
+        elif not background:
+            flight.hurry()
         return flight
+
+    def hurry(self, flight: Flight) -> None:
+        """Make it before those that may wait."""
+        flight.background = False
+        self._order.hurry(flight)
+        self._plan.hurry(flight)
 
     def drop(self, flight: Flight) -> None:
         """Do not make what nobody waits for, unless a worker has begun."""
@@ -187,11 +156,22 @@ class Maker:
 
     def _fail(self, flight: Flight, error: Exception) -> None:
         self._forget(flight)
+        if not flight.settled:
+            self._tell("failed", flight, error=error)
         flight.fail(error)
 
     def _forget(self, flight: Flight) -> None:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
+
+    def queues(self) -> dict[str, int]:
+        """How much there is to do, by the names of `Stats`."""
+        return {
+            "reading": len(self._reading),
+            "queued": len(self._compiling),
+            "compiling": len(self.pool.crew.busy),
+            "workers": len(self.pool.crew.workers),
+        }
 
     async def _read(self) -> None:
         """The first step: artifacts from the store; what it lacks is to be compiled.
@@ -205,12 +185,17 @@ class Maker:
         flights = [flight for flight in taken if flight is not None and not flight.settled]
         if not flights:
             return
+        began = time.monotonic()
         try:
             async with self._readers:
+                began = time.monotonic()
                 found = await self._look_at(flights)
         except Exception as error:  # noqa: BLE001 - whatever it is, their waiters get it
             found = [error] * len(flights)
+        seconds = time.monotonic() - began
         for flight, artifact in zip(flights, found, strict=True):
+            if isinstance(artifact, Artifact):
+                self._tell("found", flight, seconds=seconds, artifact=artifact)
             self._go_on(flight, artifact)
 
     async def _look_at(
@@ -276,25 +261,38 @@ class Maker:
                 self.scope.start_soon(self._read_later, flight)
                 return None
             if isinstance(claimed, Artifact):
+                self._tell("found", flight, artifact=claimed)
                 self._succeed(flight, claimed)
             if flight.settled:
                 return None
             flight.begun = True
             more = self._plan.waiting(flight.prefix)
-            return await self.pool.compile(flight.key, flight.job, flight.prefix, more)
+            begun = partial(self._begun, flight)
+            output = await self.pool.compile(
+                flight.key, flight.job, flight.prefix, more, begun
+            )
+            self._tell("compiled", flight, seconds=output.compile_seconds)
+            return output
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
             self._fail(flight, error)
             return None
+
+    def _begun(self, flight: Flight, worker: int) -> None:
+        flight.worker = worker
+        self._tell("compiling", flight)
 
     async def _keep(self, flight: Flight, output: Output) -> None:
         """The last step: the output is an artifact, on disk if that can be."""
         job = flight.job
         named = entries(self.toolchain.identity, job.target, job.source, job.specialization)
+        began = time.monotonic()
         try:
             artifact = await self.in_thread(self.store.keep, flight.key, named, output)
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
             self._fail(flight, error)
         else:
+            seconds = time.monotonic() - began
+            self._tell("kept", flight, seconds=seconds, artifact=artifact)
             self._succeed(flight, artifact)
 
     async def _read_later(self, flight: Flight) -> None:
@@ -316,6 +314,12 @@ class Maker:
             return False
         return self.store.read(flight.key) or True
 
+    def _tell(self, kind: Kind, flight: Flight, **details: Unpack[Details]) -> None:
+        if self.hub.listeners:
+            details["worker"] = flight.worker
+            symbol, target = flight.job.specialization.symbol, flight.job.target
+            self.hub.tell(event(kind, flight.key, symbol, target, **details))
+
     async def in_thread(
         self, function: Callable[[*Arguments], T], *arguments: *Arguments
     ) -> T:
@@ -331,5 +335,5 @@ class Maker:
             return
         for flight in list(self._flights.values()):
             self._fail(flight, ClosedError("the compiler closed while it compiled"))
-        await self.pool.aclose()
+        await self.pool.crew.aclose()
         await in_thread(remove_folder, self._folder)

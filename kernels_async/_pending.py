@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._maker import Flight
+from ._flight import Flight
 from ._outcome import Outcome
 from ._source import Source
 from ._specialization import Specialization
@@ -34,8 +34,10 @@ class Pending:
     __slots__ = (
         "__weakref__",
         "_cache",
+        "asked",
         "attempt",
         "failed",
+        "hits",
         "kernel",
         "key",
         "pairs",
@@ -61,6 +63,8 @@ class Pending:
         self.requested = False
         self.failed = False
         self.reported = False
+        self.hits = 0
+        self.asked = 0
         self.pairs: list[tuple[Any, Any]] = []
 
     @property
@@ -85,6 +89,8 @@ class Pending:
 
     def built(self) -> Kernel | None:
         """The kernel if it is loaded, else `None`; from any thread, without waiting."""
+        if self.kernel is not None:
+            self.hits += 1
         return self.kernel
 
     def __repr__(self) -> str:
@@ -125,6 +131,11 @@ class Attempt(Outcome[Kernel]):
         """Want the artifact no more."""
         if self.flight is not None and self._arrived is not None:
             self.flight.ignore(self._arrived)
+
+    def hurry(self) -> None:
+        """Be made before what may wait: somebody waits for it."""
+        if self.flight is not None:
+            self.flight.hurry()
 
     @property
     def begun(self) -> bool:

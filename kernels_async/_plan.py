@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 import anyio
 
+from ._lane import Overtaking, Waiting
 from ._sharing import Sharing
 
 _EACH = 2
@@ -21,7 +22,7 @@ PATIENCE_SECONDS = 2.0
 _LOOK_AGAIN_SECONDS = 0.5
 
 
-class Planned(Hashable, Protocol):
+class Planned(Waiting, Protocol):
     """A job that waits.
 
     Attributes:
@@ -49,23 +50,19 @@ class Plan(Generic[T]):
         clock: Seconds that never go back.
     """
 
-    def __init__(
-        self, sharing: Sharing, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, sharing: Sharing, clock: Callable[[], float]) -> None:
         self._sharing = sharing
         self._clock = clock
         self._in_order: dict[T, None] = {}
         self._groups: dict[str, dict[T, None]] = {}
         self._got_on: dict[str, float] = {}
         self._passed_over = 0
-        self._changed: anyio.Event | None = None
 
     def put(self, job: T) -> None:
         """Add one."""
         self._in_order[job] = None
         self._groups.setdefault(job.prefix, {})[job] = None
         self._got_on.setdefault(job.prefix, self._clock())
-        self.notice()
 
     def discard(self, job: T) -> None:
         """Remove one, if it is there."""
@@ -90,18 +87,8 @@ class Plan(Generic[T]):
         self._remove(job)
         return job
 
-    def notice(self) -> None:
-        """Look again what is next: a job has come, or a worker is free."""
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
-
-    async def changed(self) -> None:
-        """Wait until what is next may be another."""
-        if self._changed is None:
-            self._changed = anyio.Event()
-        with anyio.move_on_after(_LOOK_AGAIN_SECONDS):
-            await self._changed.wait()
+    def __contains__(self, job: object) -> bool:
+        return job in self._in_order
 
     def __len__(self) -> int:
         return len(self._in_order)
@@ -133,3 +120,46 @@ class Plan(Generic[T]):
         if not group:
             del self._groups[job.prefix]
             del self._got_on[job.prefix]
+
+
+class Plans(Overtaking[T]):
+    """The plan of the jobs that somebody waits for, and of those that may wait for them.
+
+    Args:
+        sharing: What the workers know.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self, sharing: Sharing, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._plans: tuple[Plan[T], Plan[T]] = (Plan(sharing, clock), Plan(sharing, clock))
+        self._changed: anyio.Event | None = None
+        super().__init__(*self._plans)
+
+    def put(self, job: T) -> None:
+        """Add one."""
+        super().put(job)
+        self.notice()
+
+    def hurry(self, job: T) -> None:
+        """Have one overtake, if it is there."""
+        super().hurry(job)
+        self.notice()
+
+    def waiting(self, prefix: str) -> int:
+        """How many of that prefix wait."""
+        return sum(plan.waiting(prefix) for plan in self._plans)
+
+    def notice(self) -> None:
+        """Look again what is next: a job has come, or a worker is free."""
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    async def changed(self) -> None:
+        """Wait until what is next may be another."""
+        if self._changed is None:
+            self._changed = anyio.Event()
+        with anyio.move_on_after(_LOOK_AGAIN_SECONDS):
+            await self._changed.wait()

@@ -62,7 +62,8 @@ class WorkerProcess:
         folder: The folder.
 
     Attributes:
-        pid: Its number, and that of its process group.
+        pid: Its process's number, and that of its process group.
+        number: Which of the pool's it is, counted from 1; the pool numbers them.
         folder: Its private folder, removed by the owner.
         sandbox: How it is confined, by its own account, once it has said hello.
         idle_since: When it last had nothing to do.
@@ -76,6 +77,7 @@ class WorkerProcess:
     def __init__(self, child: Child, folder: str) -> None:
         self._child = child
         self.pid = self._child.pid
+        self.number = 0
         self.folder = folder
         self.sandbox = ""
         self.idle_since = time.monotonic()

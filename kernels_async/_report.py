@@ -71,6 +71,12 @@ class Reporting:
                 _calls.reset(token)
         return True
 
+    async def aclose(self) -> None:
+        """Have the reporter finish, if it has a method `aclose`."""
+        finish = getattr(self.reporter, "aclose", None)
+        if finish is not None:
+            await finish()
+
     def refuse_reentry(self) -> None:
         """Raise `ReentryError` if a call of this reporter is what is running."""
         refuse_reentry(lambda reporting: reporting is self)

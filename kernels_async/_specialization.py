@@ -77,11 +77,16 @@ class Specialization(Value):
         macros = tuple(self.defines.items())
         return (self.symbol, macros, tuple(self.options), self.architecture)
 
-    def __reduce__(self) -> tuple[object, ...]:
+    @property
+    def arguments(self) -> tuple[str, dict[str, str], tuple[str, ...]]:
+        """Symbol, defines and options of which an equal one can be made."""
         options = tuple(self.options)
         if self.architecture is not None:
             options += (f"-arch={self.architecture}",)
-        return (type(self), (self.symbol, dict(self.defines), options))
+        return self.symbol, {n: str(text) for n, text in self.defines.items()}, options
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), self.arguments)
 
     def __repr__(self) -> str:
         macros = "".join(f" -D{name}={text}" for name, text in self.defines.items())

@@ -137,4 +137,4 @@ def in_child(*calls: Callable[[], object]) -> list[str]:
 
 def at_work(compiler: Compiler) -> list[int]:
     """The process numbers of the workers that compile now."""
-    return [worker.pid for worker in compiler._maker().pool._busy if worker.began]
+    return [worker.pid for worker in compiler._maker().pool.crew.busy if worker.began]

@@ -34,6 +34,7 @@ ROWS = [
         "_occupancy",
         "_record",
         "_events",
+        "_manifest",
         "_staging",
         "_private",
     },
@@ -51,15 +52,19 @@ ROWS = [
         "_sharing",
         "_plan",
         "_blame",
+        "_crew",
+        "_flight",
         "_pool",
         "_maker",
         "_makers",
+        "_settings",
         "_compiler",
     },
-    {"_pending", "_batch", "_loader", "_cache", "_keyed", "_kernels"},
+    {"_pending", "_batch", "_loader", "_home", "_frozen", "_stats", "_ledger"}
+    | {"_cache", "_keyed", "_fallback", "_warm", "_recording", "_operations", "_kernels"},
     {"__init__"},
 ]
-TYPES_ONLY = {("_errors", "_diagnostics"), ("_pending", "_cache")}
+TYPES_ONLY = {("_errors", "_diagnostics"), ("_errors", "_digest"), ("_pending", "_cache")}
 
 
 def imports(path: Path) -> set[str]:

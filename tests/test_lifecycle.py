@@ -250,7 +250,7 @@ async def test_equal_calls_share_one_compiler_whatever_memory_is_free(
 ) -> None:
     """What is asked for is compared, not what comes of it at the moment."""
     async with Kernels.open("cpu") as one:
-        monkeypatch.setattr("kernels_async._compiler.default_workers", lambda: 77)
+        monkeypatch.setattr("kernels_async._settings.default_workers", lambda: 77)
         async with Kernels.open("cpu") as two:
             assert one.compiler is two.compiler
 

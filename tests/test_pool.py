@@ -26,8 +26,8 @@ from kernels_async import (
     ToolchainError,
     WorkerCrashed,
     _blame,
+    _crew,
     _machine,
-    _pool,
     _process,
     _spawn,
 )
@@ -117,7 +117,7 @@ async def test_a_worker_starts_with_the_c_library_of_rhel_8(
     monkeypatch.setattr(_spawn, "_libc", Old())
     async with Compiler("sm_90", workers=1) as compiler:
         assert (await compiler.compile(GOOD, "good<1>")).entry
-        (worker,) = compiler._maker().pool._workers
+        (worker,) = compiler._maker().pool.crew.workers
         assert Path(f"/proc/{worker.pid}/cwd").readlink() == Path(worker.folder)
 
 
@@ -128,7 +128,7 @@ async def test_a_worker_inherits_no_file_of_the_server(tmp_path: Path) -> None:
         os.set_inheritable(file.fileno(), True)
         async with Compiler("sm_90", workers=1, sandbox="off") as compiler:
             await compiler.compile(GOOD, "good<1>")
-            (worker,) = compiler._maker().pool._workers
+            (worker,) = compiler._maker().pool.crew.workers
             held = [f.readlink() for f in Path(f"/proc/{worker.pid}/fd").iterdir()]
     assert held
     assert secret not in held
@@ -367,7 +367,7 @@ async def test_a_worker_that_never_says_hello_is_not_waited_for(
     running: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whatever it waits for."""
-    monkeypatch.setattr(_pool, "START_SECONDS", 0.3)
+    monkeypatch.setattr(_crew, "START_SECONDS", 0.3)
     stuck = tmp_path / "python"
     stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
     stuck.chmod(0o700)
@@ -415,7 +415,7 @@ async def test_worn_workers_are_replaced_and_no_job_is_stranded(
     running: Compiler, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """By what they did, or by what they hold."""
-    monkeypatch.setattr(_pool, limit, 1)
+    monkeypatch.setattr(_crew, limit, 1)
     found = await running.compile_all([(GOOD, f"good<{n}>") for n in range(8)])
 
     assert all(isinstance(outcome, Artifact) for outcome in found)
@@ -474,7 +474,7 @@ async def test_idle_workers_go_after_a_while(
     running: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They hold memory that the server may need."""
-    monkeypatch.setattr(_pool, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(_crew, "IDLE_SECONDS", 0.2)
     async with Compiler("sm_80", workers=1) as compiler:
         await compiler.compile(GOOD, "good<1>")
         await until(lambda: not children())

@@ -23,7 +23,9 @@ NAMES = {
     *("WorkerCrashed", "ReporterError", "LoadError", "LaunchError", "ReentryError"),
     "OverloadedError",
     *("WrongLoopError", "ClosedError", "BuildError", "SpillError"),
-    *("CompileMemoryError", "QuarantinedError"),
+    *("CompileMemoryError", "QuarantinedError", "FrozenError", "ManifestError"),
+    *("Manifest", "ManifestKernel", "Recording", "Progress", "FallbackPending"),
+    *("Stats", "Event", "Events", "Listener"),
 }
 
 

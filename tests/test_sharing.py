@@ -21,7 +21,7 @@ from kernels_async import (
     _plan,
 )
 from kernels_async._includes import leading_directives
-from kernels_async._plan import Plan
+from kernels_async._plan import Plans
 from kernels_async._process import WorkerProcess
 from kernels_async._sharing import Sharing
 from kernels_async.toolchains import Toolchain
@@ -264,6 +264,7 @@ class Waiting:
 
     name: str
     prefix: str = ""
+    background: bool = False
 
 
 @dataclass(eq=False)
@@ -283,7 +284,7 @@ class Workers:
         self.now = 0.0
         pretended = (cast("list[WorkerProcess]", each) for each in (self.all, self.idle))
         self.sharing = Sharing(count, *pretended)
-        self.plan: Plan[Waiting] = Plan(self.sharing, lambda: self.now)
+        self.plan: Plans[Waiting] = Plans(self.sharing, lambda: self.now)
 
     def put(self, count: int, prefix: str) -> None:
         """Jobs of one prefix that wait."""
@@ -371,6 +372,29 @@ def test_a_free_worker_finds_its_job_behind_many_that_are_left_to_others() -> No
     assert workers.start(1) is None
 
 
+def test_a_job_that_somebody_waits_for_overtakes_those_in_the_background() -> None:
+    """Also one that was in the background before."""
+    plan = Workers(1).plan
+    jobs = [Waiting(f"{n}", "a", background=n != 2) for n in range(4)]
+    for waiting in jobs:
+        plan.put(waiting)
+    jobs[3].background = False
+    plan.hurry(jobs[3])
+    assert plan.waiting("a") == len(plan) == 4
+    assert [plan.take() for _ in range(4)] == [jobs[2], jobs[3], jobs[0], jobs[1]]
+
+
+def test_a_job_that_is_not_there_any_more_does_not_overtake() -> None:
+    """It has been taken, or dropped."""
+    plan = Workers(1).plan
+    taken = Waiting("0", background=True)
+    plan.put(taken)
+    assert plan.take() is taken
+    plan.hurry(taken)
+    assert plan.take() is None
+    assert len(plan) == 0
+
+
 async def test_who_waits_for_a_plan_hears_of_each_change() -> None:
     """Or looks again, if nothing is heard."""
     plan = Workers(1).plan
@@ -416,7 +440,7 @@ async def test_a_batch_of_one_source_shares_its_headers(confined: Compiler) -> N
     async with confined as compiler:
         made = await compiler.compile_all([(HALF, f"fill<{n}>") for n in range(4)])
         assert all(isinstance(artifact, Artifact) for artifact in made), made
-        (worker,) = compiler._maker().pool._workers
+        (worker,) = compiler._maker().pool.crew.workers
         (image,) = images(Path(worker.folder))
         assert len(worker.kept) == 1
         assert image.stat().st_size > 1 << 20
@@ -434,7 +458,7 @@ async def test_headers_that_were_removed_underneath_kill_no_worker(
             requests = [(HALF, f"fill<{n}>") for n in range(first, first + 4)]
             made = await compiler.compile_all(requests)
             assert all(isinstance(artifact, Artifact) for artifact in made), made
-            (worker,) = pool._workers
+            (worker,) = pool.crew.workers
             assert worker.jobs == first + 4
             (image,) = images(Path(worker.folder))
             shutil.rmtree(image.parents[1])
@@ -447,7 +471,7 @@ async def test_a_single_job_keeps_no_headers(confined: Compiler) -> None:
     """It would wait for nothing."""
     async with confined as compiler:
         await compiler.compile(HALF, "fill<1>")
-        (worker,) = compiler._maker().pool._workers
+        (worker,) = compiler._maker().pool.crew.workers
         assert not images(Path(worker.folder))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from .._artifact import Artifact
@@ -24,9 +25,19 @@ class Kernel(ABC):
         attributes: The driver's own numbers, by CuPy's names: `num_regs`,
             `shared_size_bytes`, `max_threads_per_block` and so on.
         raw: The `cupy.RawKernel`, or the cpu device's `ctypes.CDLL`.
+        load_seconds: How long its load took.
+        loaded_at: When that ended, in seconds of `time.monotonic()`.
     """
 
-    __slots__ = ("__weakref__", "artifact", "attributes", "device", "raw")
+    __slots__ = (
+        "__weakref__",
+        "artifact",
+        "attributes",
+        "device",
+        "load_seconds",
+        "loaded_at",
+        "raw",
+    )
 
     def __init__(
         self, artifact: Artifact, device: str, attributes: Mapping[str, int], raw: Any
@@ -35,6 +46,8 @@ class Kernel(ABC):
         self.device = device
         self.attributes = attributes
         self.raw = raw
+        self.load_seconds = 0.0
+        self.loaded_at = 0.0
 
     @abstractmethod
     def __call__(
@@ -79,6 +92,18 @@ class Kernel(ABC):
 
     def __repr__(self) -> str:
         return f"<Kernel {self.artifact.symbol} on {self.device}>"
+
+
+def timed(
+    load: Callable[[Artifact], Kernel | LoadError], artifact: Artifact
+) -> Kernel | LoadError:
+    """What `load` makes of `artifact`; a kernel knows how long that took."""
+    began = time.monotonic()
+    outcome = load(artifact)
+    if isinstance(outcome, Kernel):
+        outcome.loaded_at = time.monotonic()
+        outcome.load_seconds = outcome.loaded_at - began
+    return outcome
 
 
 def refused(device: str, artifact: Artifact, error: Exception) -> LoadError:

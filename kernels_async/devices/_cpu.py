@@ -22,7 +22,7 @@ from .._artifact import Artifact
 from .._errors import DeviceMismatchError, LaunchError, LoadError
 from .._threads import in_thread
 from ..toolchains._cpu import DYNAMIC_SHARED, DYNAMIC_SHARED_LIMIT
-from ._base import Kernel, refused
+from ._base import Kernel, refused, timed
 from ._library import exports, load_address, load_library, variable
 
 ABI = 1
@@ -179,7 +179,7 @@ class CpuDevice:
         return await in_thread(self._load_all, artifacts)
 
     def _load_all(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
-        return [self._load(artifact) for artifact in artifacts]
+        return [timed(self._load, artifact) for artifact in artifacts]
 
     def _load(self, artifact: Artifact) -> Kernel | LoadError:
         try:

@@ -22,7 +22,7 @@ from typing import Any
 from .._artifact import Artifact
 from .._errors import DeviceError, DeviceMismatchError, LoadError
 from .._private import copies
-from ._base import Kernel, refused
+from ._base import Kernel, refused, timed
 
 _ANY_DEVICE = -1
 _LARGE_BYTES = 32 << 10
@@ -115,7 +115,7 @@ class CudaDevice:
         self._cupy.cuda.Device(self._ordinal).use()
         outcomes = []
         for artifact in artifacts:
-            outcomes.append(self._load(artifact))
+            outcomes.append(timed(self._load, artifact))
             if len(artifact.bytes) > _LARGE_BYTES:
                 time.sleep(_PAUSE_SECONDS)
         return outcomes

@@ -212,7 +212,7 @@ async def _explode(
             found.append((type(outcome).__name__, time.monotonic() - began, grown))
             after = await compiler.compile(f"{GOOD}// {name}", "good<1>")
             assert isinstance(after, Artifact)
-            assert len(compiler._maker().pool._workers) == 1
+            assert len(compiler._maker().pool.crew.workers) == 1
     return found
 
 
