@@ -43,6 +43,7 @@ class Batch:
         self.outstanding: dict[str, Pending] = {}
         self.building: dict[str, Pending] = {}
         self.built = 0
+        self._forgotten_hits = 0
         self._by_key: dict[str, Pending] = {}
         self._failed: set[str] = set()
         self._background: set[str] = set()
@@ -50,6 +51,11 @@ class Batch:
     def find(self, key: str) -> Pending | None:
         """The request of that key, if there is one."""
         return self._by_key.get(key)
+
+    @property
+    def hits(self) -> int:
+        """How often a kernel that was loaded has been asked for."""
+        return self._forgotten_hits + sum(pending.hits for pending in self.known())
 
     def known(self) -> list[Pending]:
         """Every request that is known, in the order of asking; from any thread."""
@@ -153,7 +159,10 @@ class Batch:
             attempt.fail(ClosedError("nobody waited for it any more"))
 
     def clear(self, error: Exception) -> None:
-        """Forget every request; whoever still waits gets the error."""
+        """Forget what every request was asked as; whoever still waits gets the error.
+
+        The requests stay `known`, for those who count them.
+        """
         waiting = [p.attempt for p in self._by_key.values() if p.attempt is not None]
         for pending in self._by_key.values():
             pending.attempt, pending.failed = None, pending.kernel is None
@@ -166,11 +175,12 @@ class Batch:
         for pending in self._by_key.values():
             pending.kernel = pending.attempt = None
         self._clear()
+        self._by_key.clear()
 
     def _clear(self) -> None:
         self._failed.clear()
         self._background.clear()
-        for requests in (self.by_pair, self.outstanding, self.building, self._by_key):
+        for requests in (self.by_pair, self.outstanding, self.building):
             requests.clear()
 
     def _end(self, pending: Pending) -> None:
@@ -179,6 +189,7 @@ class Batch:
         pending.attempt = None
 
     def _forget(self, pending: Pending) -> None:
+        self._forgotten_hits += pending.hits
         self._by_key.pop(pending.key, None)
         for pair in pending.pairs:
             self.by_pair.pop(pair, None)

@@ -14,6 +14,7 @@ import anyio
 from ._compiler import Compiler
 from ._errors import ClosedError, DeviceMismatchError, WrongLoopError
 from ._loader import Loader
+from ._maker import Maker
 from ._outcome import Outcome
 from ._scope import Scope
 from ._threads import in_thread
@@ -27,11 +28,13 @@ class Parts:
     """What an open cache has.
 
     Attributes:
+        maker: Makes the artifacts, in this event loop.
         device: Loads artifacts into kernels.
         scope: Owns the cache's tasks.
         loader: The loaded kernels.
     """
 
+    maker: Maker
     device: Device
     scope: Scope
     loader: Loader
@@ -130,9 +133,9 @@ class Home:
             opening.fail(ClosedError("the compiler closed while the cache opened"))
 
     async def _open_parts(self) -> None:
-        parent = self._compiler._scope
+        maker = self._compiler._maker()
         device = await self._open_device()
-        scope = Scope(parent, lambda: self._end(device))
+        scope = Scope(maker.scope, lambda: self._end(device))
         try:
             if not device.accepts(self._compiler.target):
                 raise DeviceMismatchError(
@@ -147,7 +150,7 @@ class Home:
         if self.ended is not None:
             await scope.aclose()
             raise ClosedError("the cache closed while it opened")
-        self._parts = Parts(device, scope, Loader(device, scope))
+        self._parts = Parts(maker, device, scope, Loader(device, scope))
         self._opened(self._parts)
 
     async def _open_device(self) -> Device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from types import MappingProxyType
@@ -92,6 +93,8 @@ class Ledger:
 
     def events(self, limit: int) -> Events:
         """What happens from now on, to be taken when there is time."""
+        if self._home.ended is not None:
+            raise ClosedError(self._home.ended)
         events = self._hub.stream(limit)
         self.follow()
         return events
@@ -100,7 +103,7 @@ class Ledger:
         """Once somebody listens, and the cache is open, pass on what the compiler tells."""
         if self._hub.listeners and self._home.is_open and not self._follows:
             self._follows = True
-            self._stop_following = self._compiler.listen(self._pass_on)
+            self._stop_following = self._home.parts.maker.hub.add(self._pass_on)
 
     def close(self) -> None:
         """End every stream of events."""
@@ -126,12 +129,11 @@ class Ledger:
 
     def stats(self) -> Stats:
         """The numbers as they are now."""
-        try:
-            queues = self._compiler._maker().queues()
-        except ClosedError:
-            queues = {}
+        queues: dict[str, int] = {}
+        with contextlib.suppress(ClosedError):  # nothing is queued
+            queues = self._home.parts.maker.queues()
         return Stats(
-            memory_hits=sum(pending.hits for pending in self._batch.known()),
+            memory_hits=self._batch.hits,
             misses=self._misses,
             coalesced=self._coalesced,
             disk_hits=self._origins["disk"],

@@ -135,6 +135,17 @@ def in_child(*calls: Callable[[], object]) -> list[str]:
     return outcomes
 
 
+@contextmanager
+def held_worker() -> Iterator[None]:
+    """The one worker of this process stands still meanwhile."""
+    (worker,) = children()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+
 def at_work(compiler: Compiler) -> list[int]:
     """The process numbers of the workers that compile now."""
     return [worker.pid for worker in compiler._maker().pool.crew.busy if worker.began]
