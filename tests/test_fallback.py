@@ -75,6 +75,7 @@ async def test_a_special_kernel_that_fails_is_not_tried_again(kernels: Kernels) 
         assert await handle is generic
     again = kernels.request(SOURCE, "absent<1>", fallback=GENERIC)
     assert await again is generic
+    await kernels.get(SOURCE, "add<50>")
     compiled = [e.symbol for e in told if e.kind == "compiling"]
     assert compiled.count("absent<1>") == 1
     with pytest.raises(SymbolNotFoundError):

@@ -182,6 +182,9 @@ async def test_what_a_cache_was_asked_for_is_recorded(
             await kernels.get(SOURCE, "add<1>")
         await recording.save()
         assert [k.count for k in (await Manifest.load(path)).kernels] == [3]
+        written = path.stat().st_mtime_ns
+        await recording.save()
+        assert path.stat().st_mtime_ns == written
         await kernels.get(SOURCE, "add<1>")
         artifact = (await kernels.get(HEADED, "f")).artifact
         kernels.request(SOURCE, "add<3>")
