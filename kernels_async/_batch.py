@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ._errors import ClosedError, OverloadedError, SpecificationError
 from ._pending import Attempt, Pending
 from ._source import Source
@@ -22,6 +24,8 @@ class Batch:
     Args:
         limit: How many requests may wait or be built, those that failed not counted;
             `None` for any number. It is the caller's `max_outstanding`.
+        dropped: Told of each attempt that ends with nobody's doing: all who waited have
+            left, or everything ends.
 
     Raises:
         SpecificationError: The limit cannot be right.
@@ -33,12 +37,15 @@ class Batch:
         built: How many have been built.
     """
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(
+        self, limit: int | None, dropped: Callable[[Pending, Exception], None]
+    ) -> None:
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise SpecificationError(
                 f"max_outstanding is a number from 1, or None, not {limit!r}"
             )
         self._limit = limit
+        self._dropped = dropped
         self.by_pair: dict[Pair, Pending] = {}
         self.outstanding: dict[str, Pending] = {}
         self.building: dict[str, Pending] = {}
@@ -156,19 +163,23 @@ class Batch:
             pending.failed = True
             self._forget(pending)
             attempt.withdraw()
-            attempt.fail(ClosedError("nobody waited for it any more"))
+            self._drop(pending, attempt, ClosedError("nobody waited for it any more"))
 
     def clear(self, error: Exception) -> None:
         """Forget what every request was asked as; whoever still waits gets the error.
 
         The requests stay `known`, for those who count them.
         """
-        waiting = [p.attempt for p in self._by_key.values() if p.attempt is not None]
-        for pending in self._by_key.values():
+        waiting = [(p, p.attempt) for p in self.known() if p.attempt is not None]
+        for pending in self.known():
             pending.attempt, pending.failed = None, pending.kernel is None
         self._clear()
-        for attempt in waiting:
-            attempt.fail(error)
+        for pending, attempt in waiting:
+            self._drop(pending, attempt, error)
+
+    def _drop(self, pending: Pending, attempt: Attempt, error: Exception) -> None:
+        self._dropped(pending, error)
+        attempt.fail(error)
 
     def disown(self) -> None:
         """Forget every request and kernel, and wake nobody: their tasks are not here."""

@@ -55,7 +55,7 @@ class Cache:
         frozen: Frozen = False,
     ) -> None:
         self.compiler = compiler
-        self.batch = Batch(max_outstanding)
+        self.batch = Batch(max_outstanding, lambda *ended: self.ledger.dropped(*ended))
         self.freeze = Freeze(frozen)
         self.reporting = Reporting(compiler)
         self._farewells: list[Callable[[], Awaitable[None]]] = []
@@ -231,6 +231,7 @@ class Cache:
                     pending.key, pending.source, pending.specialization, background
                 )
             except (ClosedError, FrozenError) as error:
+                self.ledger.dropped(pending, error)
                 self.batch.fail(pending, attempt, error)
             else:
                 attempt.follow(flight, partial(self._arrive, pending, attempt, flight))

@@ -275,12 +275,12 @@ class Kernels(Operations):
             FrozenError: The cache is frozen, and has not loaded it.
             ClosedError: The cache is closed.
         """
-        pending = self._cache.request(source, specialization)
         if fallback is None:
-            return pending
+            return self._cache.request(source, specialization)
         if not isinstance(fallback, Pending):
             fallback = self._cache.request(source, fallback)
-        return FallbackPending(self._cache, pending, fallback)
+        special = self._cache.request(source, specialization)
+        return FallbackPending(self._cache, special, fallback)
 
     async def build(self, stream: Any = None) -> None:
         """Build every outstanding request in one batch.

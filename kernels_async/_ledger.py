@@ -85,6 +85,10 @@ class Ledger:
         self._failures[type(error).__name__] += 1
         self._tell("failed", pending, error=error)
 
+    def dropped(self, pending: Pending, error: Exception) -> None:
+        """A build ended with nobody's doing, or was refused; that is no failure."""
+        self._tell("failed", pending, error=error)
+
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Tell `listener` what happens; calling what this returns ends that."""
         remove = self._hub.add(listener)

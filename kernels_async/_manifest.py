@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -166,7 +167,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write a file; see `Manifest.save`."""
     data = manifest.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with staged.open("wb") as file:
             file.write(data)

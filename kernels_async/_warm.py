@@ -124,6 +124,7 @@ class WarmUp:
         async with anyio.create_task_group() as tasks:
             for _ in range(min(_AT_ONCE, len(work))):
                 tasks.start_soon(self._build_each, waiting, watcher)
+        await self._cache.enter()  # raises if the cache closed
 
     async def _build_each(
         self, waiting: Iterator[tuple[ManifestKernel, float]], watcher: Watcher | None
@@ -136,11 +137,17 @@ class WarmUp:
                 await self._cache.obtain(pending, background=True)
                 self._loaded += 1
             except ClosedError:
-                raise
+                return
             except KernelsError as error:
                 self._failed += 1
                 symbol = kernel.specialization.symbol
                 logger.warning("the warm-up could not build %r: %s", symbol, error)
             self._work_done += seconds
             if watcher is not None:
-                watcher(self.progress())
+                self._tell(watcher)
+
+    def _tell(self, watcher: Watcher) -> None:
+        try:
+            watcher(self.progress())
+        except Exception:
+            logger.exception("what watches a warm-up raised")

@@ -20,7 +20,7 @@ from kernels_async import (
     Kernels,
     Stats,
 )
-from tests.processes import until
+from tests.processes import held_worker, until
 
 SOURCE = "template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n"
 COMPILED = ["requested", "compiling", "compiled", "kept", "loading", "loaded"]
@@ -85,6 +85,29 @@ async def test_a_failure_is_told_once_with_its_error(kernels: Kernels) -> None:
     assert kinds(told)[-1] == kinds(by_compiler)[-1] == "failed"
     assert kinds(told).count("failed") == kinds(by_compiler).count("failed") == 1
     assert isinstance(told[-1].error, CompileError)
+
+
+@pytest.mark.parametrize("how", ["its last waiter leaves", "the cache closes"])
+async def test_a_build_that_is_dropped_tells_its_end(how: str) -> None:
+    """So that whoever keeps what began can let go of it; it is no failure."""
+    told: list[Event] = []
+    async with Kernels.open("cpu", workers=1) as kernels:
+        await kernels.get(SOURCE, "add<1>")
+        kernels.listen(told.append)
+        with held_worker():
+            waiters = [
+                asyncio.create_task(kernels.get(SOURCE, f"add<{n}>")) for n in (2, 3)
+            ]
+            await until(lambda: kernels.stats().queued)
+            if how == "the cache closes":
+                await kernels.aclose()
+            waiters[1].cancel()
+            await asyncio.gather(waiters[1], return_exceptions=True)
+        await asyncio.gather(*waiters, return_exceptions=True)
+    ended = [event for event in told if event.symbol == "add<3>"]
+    assert kinds(ended) == ["requested", "failed"]
+    assert isinstance(ended[-1].error, ClosedError)
+    assert kernels.stats().failures == {}
 
 
 async def test_whoever_asks_is_told_in_their_own_context(kernels: Kernels) -> None:

@@ -179,8 +179,21 @@ async def test_a_warm_up_ends_with_its_cache(warm_dir: Path) -> None:
             warm = asyncio.create_task(kernels.warm(manifest(*[1.0] * 9)))
             await until(lambda: kernels.stats().queued)
             await kernels.aclose()
-            (error,) = await asyncio.gather(warm, return_exceptions=True)
-    assert isinstance(error, ExceptionGroup | ClosedError)
+            with pytest.raises(ClosedError):
+                await warm
+    assert kernels.progress().is_ready
+
+
+async def test_who_watches_a_warm_up_cannot_break_it(
+    kernels: Kernels, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it raises is logged."""
+
+    def watch(progress: Progress) -> None:
+        raise RuntimeError("the watcher is broken")
+
+    assert (await kernels.warm(manifest(1, 1), watch)).loaded == 2
+    assert "the watcher is broken" in caplog.text
 
 
 async def test_a_manifest_that_is_none_is_an_error_and_no_warm_up(
