@@ -1,6 +1,8 @@
 """An asyncio cache of loaded GPU kernels, keyed by the artifact they compile to."""
 
 from ._artifact import Artifact
+from ._build import Build, BuiltKernel, Span
+from ._collector import BuildCollector
 from ._compiler import Compiler
 from ._diagnostics import Diagnostic, Severity
 from ._digest import Difference
@@ -30,6 +32,7 @@ from ._errors import (
 )
 from ._events import Event, Events, Listener
 from ._fallback import FallbackPending
+from ._html import HtmlReporter
 from ._kernels import Kernels
 from ._keyed import KeyedKernels
 from ._manifest import Manifest, ManifestKernel
@@ -43,11 +46,17 @@ from ._specialization import Specialization
 from ._stats import Stats
 from ._warm import Progress
 from .devices import Kernel
+from .page import Change, Comparison, compare_builds, read_build, render_page, trace_build
 
 __all__ = [
     "Artifact",
+    "Build",
+    "BuildCollector",
     "BuildError",
+    "BuiltKernel",
+    "Change",
     "ClosedError",
+    "Comparison",
     "CompileError",
     "CompileMemoryError",
     "CompileTimeout",
@@ -60,6 +69,7 @@ __all__ = [
     "Events",
     "FallbackPending",
     "FrozenError",
+    "HtmlReporter",
     "Kernel",
     "Kernels",
     "KernelsError",
@@ -83,6 +93,7 @@ __all__ = [
     "Resources",
     "Severity",
     "Source",
+    "Span",
     "Specialization",
     "SpecificationError",
     "SpillError",
@@ -92,4 +103,8 @@ __all__ = [
     "ToolchainError",
     "WorkerCrashed",
     "WrongLoopError",
+    "compare_builds",
+    "read_build",
+    "render_page",
+    "trace_build",
 ]

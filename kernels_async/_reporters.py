@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from ._artifact import Artifact
 from ._errors import SpillError
+from ._events import Event, Hub
 from ._report import Reporter, invoke
 
 _logger = logging.getLogger("kernels_async")
@@ -94,14 +96,34 @@ class SpillPolicy:
 class Reporters:
     """Calls several reporters, one after the other; the first that raises ends it.
 
+    Those that have a method `event` are told each event, those that have a method
+    `aclose` are closed, whatever the others do.
+
     Args:
         reporters: In the order in which they are called.
     """
 
     def __init__(self, *reporters: Reporter) -> None:
         self._reporters: Sequence[Reporter] = reporters
+        self._hub = Hub()
+        for reporter in reporters:
+            listener = getattr(reporter, "event", None)
+            if listener is not None:
+                self._hub.add(listener)
 
     async def __call__(self, artifact: Artifact) -> None:
         """Call each of them."""
         for reporter in self._reporters:
             await invoke(reporter, artifact)
+
+    def event(self, event: Event) -> None:
+        """Tell it to each of them that listens."""
+        self._hub.tell(event)
+
+    async def aclose(self) -> None:
+        """Close each of them that can be closed; the last error is raised."""
+        async with AsyncExitStack() as stack:
+            for reporter in reversed(self._reporters):
+                close = getattr(reporter, "aclose", None)
+                if close is not None:
+                    stack.push_async_callback(close)

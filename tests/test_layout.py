@@ -37,9 +37,12 @@ ROWS = [
         "_manifest",
         "_staging",
         "_private",
+        "_build",
+        "_collector",
     },
     {"_store", "_upkeep", "_locks", "_tiers"}
-    | {"_report", "_reporters", "_scope", "_lane", "toolchains", "devices"},
+    | {"_report", "_reporters", "_scope", "_lane", "toolchains", "devices"}
+    | {"page", "_html"},
     {
         "_frames",
         "_sandbox",
