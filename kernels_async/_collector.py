@@ -14,6 +14,7 @@ KEPT = 2_000
 _SPANS = 32
 _DIAGNOSTICS = 50
 _TEXT = 8_000
+_MOMENT = 1e-6
 
 
 class BuildCollector:
@@ -161,6 +162,8 @@ class BuildCollector:
 
 def _with(kernel: BuiltKernel, span: Span) -> BuiltKernel:
     """It with one more span; those of a kernel that is tried for ever do not pile up."""
+    if span.kind == "waiting" and span.seconds < _MOMENT:
+        return kernel
     return replace(kernel, spans=(*kernel.spans, span)[-_SPANS:])
 
 

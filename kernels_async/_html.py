@@ -94,7 +94,7 @@ class HtmlReporter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._writing is not None:
+        if self._writing is not None and not self._writing.done():
             await asyncio.wait([self._writing])
         if self._stale:
             await self._try_to_write()

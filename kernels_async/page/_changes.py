@@ -10,7 +10,7 @@ from .._digest import Difference
 from .._resources import Resources
 from ._diff import ORDER, Change, Comparison, Verdict, slower
 from ._markup import NOTHING, Html, code, counted, html, percent, seconds, size, tag
-from ._occupancy_plot import best
+from ._occupancy_plot import occupancy
 
 _TITLES: dict[Verdict, str] = {
     "fails": "✕ Fail now",
@@ -115,8 +115,8 @@ def _resource(number: Callable[[Resources], int]) -> Callable[[BuiltKernel], int
 
 
 def _peak(kernel: BuiltKernel) -> float | None:
-    peak = best(kernel)
-    return None if peak is None else peak[1]
+    found = occupancy(kernel)
+    return None if found is None else found.best[1]
 
 
 def _compile_seconds(kernel: BuiltKernel) -> float | None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from .._build import BuiltKernel
 from .._diagnostics import Diagnostic
 from ._markup import Content, Html, code, counted, html, seconds, size, tag
-from ._occupancy_plot import best, plot
+from ._occupancy_plot import occupancy
 from ._timeline import story
 
 
 def details(kernel: BuiltKernel, common: frozenset[str]) -> Html:
     """Why it failed, what the compiler said, its occupancy and what entered its key."""
-    drawn = plot(kernel)
+    drawn = occupancy(kernel)
     return tag(
         "div",
         tag("pre", kernel.error, class_="error") if kernel.error else None,
         said(kernel) if kernel.diagnostics and not _told(kernel) else None,
-        tag("section", tag("h4", "Facts"), facts(_facts(kernel))),
-        tag("section", tag("h4", "Occupancy by threads of a block"), drawn)
+        tag("section", tag("h3", "Facts"), facts(_facts(kernel))),
+        tag("section", tag("h3", "Occupancy by threads of a block"), drawn.plot)
         if drawn
         else None,
         _entries(kernel, common),
@@ -43,7 +43,7 @@ def said(kernel: BuiltKernel) -> Html:
     rest = counted(kernel.unsaid, "more message") if kernel.unsaid else None
     return tag(
         "section",
-        tag("h4", "The compiler said"),
+        tag("h3", "The compiler said"),
         *map(diagnostic, kernel.diagnostics),
         tag("p", rest, ", not kept", class_="note") if rest else None,
         class_="said",
@@ -71,7 +71,7 @@ def _told(kernel: BuiltKernel) -> bool:
 
 
 def _facts(kernel: BuiltKernel) -> dict[str, Content]:
-    peak = best(kernel)
+    found = occupancy(kernel)
     return {
         "Key": code(kernel.key),
         "Target": kernel.target,
@@ -82,7 +82,8 @@ def _facts(kernel: BuiltKernel) -> dict[str, Content]:
         "Size": None if kernel.size is None else f"{size(kernel.size)} ({kernel.size:,} B)",
         "Barriers": kernel.resources.barriers if kernel.resources else None,
         "Launch bounds": kernel.resources.max_threads or None if kernel.resources else None,
-        "Best block": f"{peak[0]} threads" if peak and peak[1] else None,
+        "Best block": f"{found.best[0]} threads" if found else None,
+        "At once": f"{found.blocks} threads" if found and found.blocks else None,
         "Asked for": counted(kernel.requests, "time") if kernel.requests else None,
     }
 
@@ -91,4 +92,4 @@ def _entries(kernel: BuiltKernel, common: frozenset[str]) -> Html | None:
     own = {n: code(text) for n, text in kernel.entries.items() if n not in common and text}
     if not own:
         return None
-    return tag("section", tag("h4", "In its key"), facts({**own}), class_="entries")
+    return tag("section", tag("h3", "In its key"), facts({**own}), class_="entries")

@@ -8,6 +8,7 @@ from .._diagnostics import printable
 
 NOTHING = "\N{EN DASH}"
 Content = str | int | float | None
+_PLAIN = re.compile(r"[\w !#$%()*+,\-./:;=?@\[\]^`{|}~]*", re.ASCII).fullmatch
 _SPECIAL = re.compile("[&<>\"']")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
 
@@ -28,7 +29,10 @@ def _html(content: Content) -> str:
         return content
     if content is None:
         return ""
-    return _SPECIAL.sub(lambda found: _ENTITIES[found[0]], printable(str(content)))
+    text = str(content)
+    if _PLAIN(text):
+        return text
+    return _SPECIAL.sub(lambda found: _ENTITIES[found[0]], printable(text))
 
 
 def tag(name: str, *content: Content, **attributes: Content | bool) -> Html:

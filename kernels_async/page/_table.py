@@ -10,7 +10,7 @@ from .._resources import Resources
 from ._axis import Axis
 from ._details import details
 from ._markup import NOTHING, Html, counted, html, percent, seconds, size, tag
-from ._occupancy_plot import best, sparkline
+from ._occupancy_plot import occupancy
 from ._timeline import life
 
 Sorted = str | int | float | None
@@ -199,15 +199,15 @@ def _origin(kernel: BuiltKernel) -> str:
 
 
 def _peak(kernel: BuiltKernel) -> float | None:
-    peak = best(kernel)
-    return None if peak is None else peak[1]
+    found = occupancy(kernel)
+    return None if found is None else found.best[1]
 
 
 def _occupancy(kernel: BuiltKernel) -> str | Html:
-    peak = best(kernel)
-    if peak is None:
+    found = occupancy(kernel)
+    if found is None:
         return NOTHING
-    return html(sparkline(kernel), tag("span", percent(peak[1]), class_="after"))
+    return html(found.sparkline, tag("span", percent(found.best[1]), class_="after"))
 
 
 def _warnings(kernel: BuiltKernel) -> Html:

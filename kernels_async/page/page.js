@@ -217,7 +217,7 @@
   };
   const out = tool("−", "Zoom out", () => zoomTo(zoom / 2));
   const closer = tool("+", "Zoom in", () => zoomTo(zoom * 2));
-  const fit = tool("Fit", "Show the whole timeline", () => zoomTo(1));
+  const fit = tool("Fit", "Fit the whole timeline", () => zoomTo(1));
   const zooming = $("#zoom");
   if (bars.length) {
     zooming.append(out, closer, fit);
