@@ -162,13 +162,31 @@ def test_every_kernel_is_a_row_with_its_figures() -> None:
 
 def test_a_warning_of_many_kernels_is_told_once() -> None:
     """It is one finding, however many instances of a template have it."""
-    found = built(*(artifact(f"k<{n}>", warnings=(WARNING,)) for n in range(5)))
+    found = built(
+        *(
+            artifact(f"k<{n}>", warnings=(replace(WARNING, excerpt=f"int unused; // {n}"),))
+            for n in range(5)
+        )
+    )
     page = render_page(found)
     section = page[page.index('id="findings"') : page.index('id="time"')]
 
     assert section.count("never referenced") == 1
-    assert "in 5 kernels, first in" in section
+    assert "1 warning in 5 kernels" in section
+    assert section.count("<a ") == 4
+    assert "and 1 more" in section
     assert "int unused;" in section
+
+
+def test_a_failure_of_many_kernels_is_told_once() -> None:
+    """What is wrong in a header fails all of them."""
+    events = [event("failed", 1.0, artifact(f"k<{n}>"), error=failure()) for n in range(3)]
+    page = render_page(build(*events))
+    section = page[page.index('id="findings"') : page.index('id="time"')]
+
+    assert "3 kernels failed" in section
+    assert section.count("is undefined") == 1
+    assert section.count("<a ") == 3
 
 
 def test_a_page_of_nothing_is_a_page() -> None:

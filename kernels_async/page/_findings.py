@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from .._build import Build, BuiltKernel
 from .._diagnostics import Diagnostic
 from ._details import diagnostic
 from ._markup import Html, counted, html, tag
 
 _MOST = 12
+_NAMED = 4
 
 
 def findings(build: Build) -> Html:
@@ -28,12 +31,13 @@ def _failures(build: Build) -> list[Html]:
     failed = [(n, k) for n, k in enumerate(build.kernels) if k.state == "failed"]
     if not failed:
         return []
+    found = _grouped([(kernel.error, (number, kernel)) for number, kernel in failed])
     told = [
-        tag("li", link(number, kernel), tag("pre", kernel.error))
-        for number, kernel in failed[:_MOST]
+        tag("li", tag("pre", error), tag("p", _whose(kernels), class_="note"))
+        for error, kernels in found[:_MOST]
     ]
     title = tag("h3", "✕ ", counted(len(failed), "kernel"), " failed", class_="failing")
-    return [title, tag("ul", *told, _rest(len(failed)), class_="failures")]
+    return [title, tag("ul", *told, _rest(len(found)), class_="failures")]
 
 
 def _spills(build: Build) -> list[Html]:
@@ -56,30 +60,48 @@ def _spills(build: Build) -> list[Html]:
 
 
 def _warnings(build: Build) -> list[Html]:
-    """One warning that many kernels of a source get is one finding."""
-    found: dict[Diagnostic, list[tuple[int, BuiltKernel]]] = {}
-    for number, kernel in enumerate(build.kernels):
-        for warning in dict.fromkeys(kernel.warnings):
-            found.setdefault(warning, []).append((number, kernel))
-    if not found:
-        return []
-    ordered = sorted(found.items(), key=lambda pair: -len(pair[1]))
-    told = [
-        tag(
-            "li",
-            diagnostic(warning),
-            tag("p", _whose(kernels), class_="note"),
-        )
-        for warning, kernels in ordered[:_MOST]
+    """One place of a template is one finding, whatever its instances are called."""
+    warned = [
+        (one, (number, kernel))
+        for number, kernel in enumerate(build.kernels)
+        for one in {_place(warning): warning for warning in kernel.warnings}.values()
     ]
-    title = tag("h3", "⚠ ", counted(len(found), "different warning"))
+    if not warned:
+        return []
+    first: dict[object, Diagnostic] = {}
+    for warning, _ in warned:
+        first.setdefault(_place(warning), warning)
+    found = _grouped([(_place(warning), whose) for warning, whose in warned])
+    told = [
+        tag("li", diagnostic(first[place]), tag("p", _whose(kernels), class_="note"))
+        for place, kernels in found[:_MOST]
+    ]
+    kernels = counted(len({number for _, (number, _) in warned}), "kernel")
+    title = tag("h3", "⚠ ", counted(len(found), "warning"), " in ", kernels)
     return [title, tag("ul", *told, _rest(len(found)), class_="warnings")]
 
 
+def _place(warning: Diagnostic) -> tuple[object, ...]:
+    return warning.message, warning.code, warning.file, warning.line, warning.column
+
+
+Thing = TypeVar("Thing")
+
+
+def _grouped(
+    pairs: list[tuple[Thing, tuple[int, BuiltKernel]]],
+) -> list[tuple[Thing, list[tuple[int, BuiltKernel]]]]:
+    """What is the same once, with its kernels; what most of them have first."""
+    found: dict[Thing, list[tuple[int, BuiltKernel]]] = {}
+    for thing, kernel in pairs:
+        found.setdefault(thing, []).append(kernel)
+    return sorted(found.items(), key=lambda pair: -len(pair[1]))
+
+
 def _whose(kernels: list[tuple[int, BuiltKernel]]) -> Html:
-    if len(kernels) == 1:
-        return html("in ", link(*kernels[0]))
-    return html("in ", counted(len(kernels), "kernel"), ", first in ", link(*kernels[0]))
+    named = [html(", " if n else "", link(*one)) for n, one in enumerate(kernels[:_NAMED])]
+    rest = len(kernels) - _NAMED
+    return html("in ", *named, f" and {rest:,} more" if rest > 0 else None)
 
 
 def _rest(count: int) -> Html | None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -162,7 +163,9 @@ def _lede(build: Build) -> Html:
 
 
 def _short(toolchain: str) -> str:
-    return " ".join(word for word in toolchain.split()[:2] if len(word) < 20)
+    """Its name and its version, of all that identifies it."""
+    version = re.search(r"\d+(\.\d+)+", toolchain)
+    return f"{toolchain.split(' ')[0]} {version[0] if version else ''}".strip()
 
 
 def _totals(build: Build) -> Html:
