@@ -107,6 +107,11 @@ class BuiltKernel:
         }
 
     @property
+    def configuration(self) -> str:
+        """Its defines in one line."""
+        return ", ".join(f"{name}={text}" for name, text in self.defines.items())
+
+    @property
     def options(self) -> str:
         """Its compiler options."""
         return self.entries.get("options", "")

@@ -95,11 +95,10 @@ def _group(verdict: Verdict, found: tuple[Change, ...]) -> Html:
 
 def _row(change: Change) -> Html:
     kernel = change.kernel
-    defines = ", ".join(f"{name}={text}" for name, text in kernel.defines.items())
     name = tag(
         "th",
         code(kernel.symbol),
-        tag("small", defines) if defines else None,
+        tag("small", kernel.configuration) if kernel.defines else None,
         _entries(change.entries) if change.entries else None,
         scope="row",
     )

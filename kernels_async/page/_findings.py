@@ -24,7 +24,8 @@ def findings(build: Build) -> Html:
 
 def link(number: int, kernel: BuiltKernel) -> Html:
     """A link to the kernel's row."""
-    return tag("a", tag("code", kernel.symbol), href=f"#k{number}", data_k=number)
+    name = tag("code", kernel.symbol, " " if kernel.defines else "", kernel.configuration)
+    return tag("a", name, href=f"#k{number}", data_k=number)
 
 
 def _failures(build: Build) -> list[Html]:

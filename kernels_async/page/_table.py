@@ -102,7 +102,7 @@ def _body(
 
 
 def _name(number: int, kernel: BuiltKernel) -> Html:
-    defines = ", ".join(f"{name}={text}" for name, text in kernel.defines.items())
+    defines = kernel.configuration
     return tag(
         "details",
         tag(
