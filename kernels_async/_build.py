@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,7 +51,7 @@ class Span:
         """Rebuild one from its JSON form; anything else raises `ValueError`."""
         match record:
             case [str(kind), int() | float() as begin, int() | float() as end, str(lane)]:
-                if kind in get_args(SpanKind) and 0 <= begin <= end < math.inf:
+                if kind in get_args(SpanKind) and 0 <= begin <= end < _CENTURIES:
                     return cls(kind, begin, end, lane)  # type: ignore[arg-type]
         raise ValueError("not a span")
 
@@ -157,6 +156,8 @@ class BuiltKernel:
         """Rebuild one from its JSON form; anything else raises `ValueError`."""
         fields = _checked(record, _KINDS)
         resources = fields["resources"]
+        numbers = {} if resources is None else resources
+        _checked(numbers, dict.fromkeys(numbers, int))
         if fields["state"] not in get_args(State):
             raise ValueError("state is none")
         if fields["origin"] not in (None, *get_args(Origin)):
@@ -284,6 +285,8 @@ class Build:
         fields = _checked(record, kinds)
         if fields.pop("schema") != SCHEMA:
             raise ValueError("it is of another version")
+        if fields["began"] > _CENTURIES:
+            raise ValueError("began is out of range")
         return cls(**fields | {"kernels": tuple(map(_kernel, fields["kernels"]))})
 
 
@@ -319,3 +322,4 @@ def _checked(record: object, kinds: Mapping[str, type | UnionType]) -> dict[str,
 
 
 _FOREVER = 1 << 53
+_CENTURIES = 1e11  # in seconds; the calendar of a page ends in the year 9999

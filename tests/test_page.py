@@ -90,6 +90,8 @@ def test_what_a_kernel_is_called_is_only_text(before: Build | None) -> None:
     plain = Parsed(render_page(build(*compiled(artifact()))))
 
     page.encode()
+    data = page.partition('id="build">')[2].partition("</script>")[0]
+    assert not {*"<>&"} & {*data}
     assert {tag for tag, _ in parsed.elements} - {tag for tag, _ in plain.elements} <= {
         "pre", "h3", "a", "section", "b", "ul", "p", "small", "table", "caption", "i", "th",
         "path", "div", "rect", "li",

@@ -12,7 +12,6 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import NoReturn
 
 from .._build import Build
 from .._errors import SpecificationError
@@ -91,13 +90,9 @@ def read_build(path: str | os.PathLike[str]) -> Build:
         text = data.decode()
         _, page, rest = text.partition(_DATA)
         text = rest.partition("</script>")[0] if page else text
-        return Build.from_record(json.loads(text, parse_constant=_refuse))
+        return Build.from_record(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise SpecificationError(f"{os.fspath(path)!r} holds no build: {error}") from error
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of a build")
 
 
 def _embedded(build: Build) -> str:
