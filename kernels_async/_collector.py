@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import TypedDict, Unpack
 
 from ._artifact import Artifact
-from ._build import Build, BuiltKernel, Span, SpanKind
+from ._build import Build, BuiltKernel, Span, SpanKind, State
+from ._diagnostics import Diagnostic
 from ._errors import CompileError
 from ._events import Event
 
@@ -21,7 +23,7 @@ class BuildCollector:
     """A listener that remembers what happened to each kernel.
 
     It exists because a build is seen whole only when it is over. It keeps facts and no
-    compiled bytes. A call costs microseconds. It belongs to one event loop.
+    compiled bytes. A call costs some ten microseconds. It belongs to one event loop.
 
     Args:
         limit: How many finished kernels are kept: the newest.
@@ -68,11 +70,12 @@ class BuildCollector:
                 kernel = replace(kernel, requests=kernel.requests + 1)
                 self._begin(kernel, "waiting", at)
             case "compiling":
-                kernel = self._until(kernel, at)
+                kernel = _with(kernel, self._until(key, at))
                 self._begin(kernel, "compiling", at, f"worker {event.worker or 1}")
             case "compiled":
                 if key in self._open:
-                    self._next(self._until(kernel, at), "keeping", at, "store")
+                    kernel = _with(kernel, self._until(key, at))
+                    self._next(kernel, "keeping", at, "store")
             case "kept" | "found":
                 self._there(kernel, event, at)
             case "loading":
@@ -108,46 +111,52 @@ class BuildCollector:
         held = self._building if kernel.key in self._building else self._ended
         held[kernel.key] = kernel
 
-    def _until(self, kernel: BuiltKernel, at: float) -> BuiltKernel:
-        """End what has begun."""
-        begun = self._open.pop(kernel.key, None)
+    def _until(self, key: str, at: float) -> tuple[Span, ...]:
+        """What has begun, as it ends then."""
+        begun = self._open.pop(key, None)
         if begun is None:
-            return kernel
+            return ()
         kind, begin, lane = begun
-        return _with(kernel, Span(kind, begin, max(begin, at), lane))
+        if kind == "waiting" and at - begin < _MOMENT:
+            return ()
+        return (Span(kind, begin, max(begin, at), lane),)
 
     def _there(self, kernel: BuiltKernel, event: Event, at: float) -> None:
         """Its artifact is there: read, or compiled and kept."""
         if event.kind == "found":
             begin = max(0.0, at - (event.seconds or 0.0))
-            kernel = _with(self._until(kernel, begin), Span("reading", begin, at, "store"))
+            read = Span("reading", begin, at, "store")
+            spans: tuple[Span, ...] = (*self._until(kernel.key, begin), read)
         else:
-            kernel = self._until(kernel, at)
+            spans = self._until(kernel.key, at)
         if kernel.requests:
-            self._next(kernel, "waiting", at)
+            self._next(_with(kernel, spans), "waiting", at)
         else:
-            self._end(replace(kernel, state="kept", error=""))
+            self._end(_with(kernel, spans, state="kept", error=""))
 
     def _loaded(self, kernel: BuiltKernel, event: Event, at: float) -> None:
         begin = max(0.0, at - (event.seconds or 0.0))
         device = event.device or "device"
-        kernel = self._until(kernel, begin)
-        if event.seconds is None:
-            self._end(replace(kernel, state="shared", device=device, error=""))
-        else:
-            kernel = _with(kernel, Span("loading", begin, at, device))
-            self._end(replace(kernel, state="loaded", device=device, error=""))
+        spans = self._until(kernel.key, begin)
+        state: State = "shared"
+        if event.seconds is not None:
+            spans, state = (*spans, Span("loading", begin, at, device)), "loaded"
+        self._end(_with(kernel, spans, state=state, device=device, error=""))
 
     def _failed(self, kernel: BuiltKernel, error: Exception | None, at: float) -> None:
-        kernel = self._until(kernel, at)
+        said, unsaid = kernel.diagnostics, kernel.unsaid
         if isinstance(error, CompileError):
-            kernel = replace(
+            said, unsaid = _first(error.diagnostics)
+        self._end(
+            _with(
                 kernel,
-                diagnostics=error.diagnostics[:_DIAGNOSTICS],
-                unsaid=max(0, len(error.diagnostics) - _DIAGNOSTICS),
+                self._until(kernel.key, at),
+                state="failed",
+                error=f"{type(error).__name__}: {error}"[:_TEXT],
+                diagnostics=said,
+                unsaid=unsaid,
             )
-        text = f"{type(error).__name__}: {error}"[:_TEXT]
-        self._end(replace(kernel, state="failed", error=text))
+        )
 
     def _end(self, kernel: BuiltKernel) -> None:
         """It is finished; the oldest that is one too many goes."""
@@ -160,22 +169,38 @@ class BuildCollector:
             self._dropped += 1
 
 
-def _with(kernel: BuiltKernel, span: Span) -> BuiltKernel:
-    """It with one more span; those of a kernel that is tried for ever do not pile up."""
-    if span.kind == "waiting" and span.seconds < _MOMENT:
-        return kernel
-    return replace(kernel, spans=(*kernel.spans, span)[-_SPANS:])
+class _Changes(TypedDict, total=False):
+    state: State
+    device: str
+    error: str
+    diagnostics: tuple[Diagnostic, ...]
+    unsaid: int
+
+
+def _with(
+    kernel: BuiltKernel, spans: tuple[Span, ...], **changes: Unpack[_Changes]
+) -> BuiltKernel:
+    """It with more spans; those of a kernel that is tried for ever do not pile up."""
+    return replace(kernel, spans=(*kernel.spans, *spans)[-_SPANS:], **changes)
 
 
 def _learn(kernel: BuiltKernel, artifact: Artifact) -> BuiltKernel:
-    """It with the facts of its artifact."""
+    """It with the facts of its artifact, if they are news."""
+    if kernel.entries is artifact.entries and kernel.origin == artifact.origin:
+        return kernel
+    said, unsaid = _first(artifact.diagnostics)
     return replace(
         kernel,
         origin=artifact.origin,
         entries=artifact.entries,
         resources=artifact.resources,
-        diagnostics=artifact.diagnostics[:_DIAGNOSTICS],
-        unsaid=max(0, len(artifact.diagnostics) - _DIAGNOSTICS),
+        diagnostics=said,
+        unsaid=unsaid,
         size=len(artifact.bytes),
         compile_seconds=artifact.compile_seconds,
     )
+
+
+def _first(said: tuple[Diagnostic, ...]) -> tuple[tuple[Diagnostic, ...], int]:
+    """As much as is kept of what the compiler said, and how much more it was."""
+    return said[:_DIAGNOSTICS], max(0, len(said) - _DIAGNOSTICS)

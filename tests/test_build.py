@@ -140,6 +140,13 @@ def test_the_spans_of_a_kernel_that_fails_for_ever_do_not_pile_up() -> None:
     assert kernel.spans[-1].end == pytest.approx(298)
 
 
+def test_the_first_of_many_diagnostics_are_kept() -> None:
+    """A header that warns in every line fills no server's memory."""
+    (kernel,) = built(artifact(warnings=(WARNING,) * 60)).kernels
+
+    assert (len(kernel.diagnostics), kernel.unsaid) == (50, 10)
+
+
 def test_the_figures_leave_out_rests() -> None:
     """Two workers, one second each in a second and a half; then a rest of a day."""
     found = build(
