@@ -65,6 +65,8 @@ class BuildCollector:
         kernel = kernel or BuiltKernel(key, event.symbol, event.target)
         if event.artifact is not None:
             kernel = _learn(kernel, event.artifact)
+        elif event.entries is not None and not kernel.entries:
+            kernel = replace(kernel, entries=event.entries)
         match event.kind:
             case "requested" | "joined":
                 kernel = replace(kernel, requests=kernel.requests + 1)

@@ -7,7 +7,7 @@ import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from ._artifact import Artifact
@@ -55,6 +55,8 @@ class Event(NamedTuple):
         seconds: How long it took, of `found`, `compiled`, `kept` and `loaded`.
         artifact: What was `found`, `kept`, is `loading` or `loaded`.
         error: Why it `failed`.
+        entries: What enters its key, of what is `requested` of a cache or `failed` in a
+            compiler: an artifact, which knows its own, may never be there.
     """
 
     kind: Kind
@@ -67,6 +69,7 @@ class Event(NamedTuple):
     seconds: float | None = None
     artifact: Artifact | None = None
     error: Exception | None = None
+    entries: Mapping[str, str] | None = None
 
 
 class Details(TypedDict, total=False):
@@ -77,6 +80,7 @@ class Details(TypedDict, total=False):
     seconds: float | None
     artifact: Artifact | None
     error: Exception | None
+    entries: Mapping[str, str] | None
 
 
 def event(

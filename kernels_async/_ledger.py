@@ -127,6 +127,8 @@ class Ledger:
         **details: Unpack[Details],
     ) -> None:
         if self._hub.listeners:
+            if kind == "requested":
+                details["entries"] = pending.entries
             details["device"] = self._home.device_name
             symbol, target = pending.specialization.symbol, self._compiler.target
             self._hub.tell(event(kind, pending.key, symbol, target, at, **details))

@@ -283,8 +283,7 @@ class Maker:
 
     async def _keep(self, flight: Flight, output: Output) -> None:
         """The last step: the output is an artifact, on disk if that can be."""
-        job = flight.job
-        named = entries(self.toolchain.identity, job.target, job.source, job.specialization)
+        named = self._entries(flight.job)
         began = time.monotonic()
         try:
             artifact = await self.in_thread(self.store.keep, flight.key, named, output)
@@ -316,9 +315,16 @@ class Maker:
 
     def _tell(self, kind: Kind, flight: Flight, **details: Unpack[Details]) -> None:
         if self.hub.listeners:
+            if kind == "failed":
+                details["entries"] = self._entries(flight.job)
             details["worker"] = flight.worker
             symbol, target = flight.job.specialization.symbol, flight.job.target
             self.hub.tell(event(kind, flight.key, symbol, target, **details))
+
+    def _entries(self, job: Job) -> dict[str, str]:
+        """The entries of a job's key."""
+        identity = self.toolchain.identity
+        return entries(identity, job.target, job.source, job.specialization)
 
     async def in_thread(
         self, function: Callable[[*Arguments], T], *arguments: *Arguments

@@ -85,6 +85,10 @@ async def test_a_failure_is_told_once_with_its_error(kernels: Kernels) -> None:
     assert kinds(told)[-1] == kinds(by_compiler)[-1] == "failed"
     assert kinds(told).count("failed") == kinds(by_compiler).count("failed") == 1
     assert isinstance(told[-1].error, CompileError)
+    entries = told[0].entries
+    assert entries is not None
+    assert entries["symbol"] == "broken"
+    assert by_compiler[-1].entries == entries
 
 
 @pytest.mark.parametrize("how", ["its last waiter leaves", "the cache closes"])
