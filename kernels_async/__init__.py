@@ -45,11 +45,12 @@ from ._source import Source
 from ._specialization import Specialization
 from ._stats import Stats
 from ._warm import Progress
-from .devices import Kernel
+from .devices import BoundKernel, Kernel
 from .page import Change, Comparison, compare_builds, read_build, render_page, trace_build
 
 __all__ = [
     "Artifact",
+    "BoundKernel",
     "Build",
     "BuildCollector",
     "BuildError",

@@ -123,7 +123,7 @@ async def test_a_launch_out_of_bounds_is_an_error(
 
 async def test_globals_are_readable_and_writable(kernels: Kernels) -> None:
     """By their lowered names, as the variable's bytes."""
-    kernel = await kernels.get(PARAMETERS, "k")
+    kernel: Any = await kernels.get(PARAMETERS, "k")
     scale = kernel.get_global("scale").view(np.float32)
     assert scale.tolist() == [2, 3]
     scale[:] = [10, 100]
@@ -314,7 +314,7 @@ async def test_constant_tables_keep_their_place(kernels: Kernels) -> None:
         "__constant__ const float fixed[2] = {5, 6};\n"
         'extern "C" __global__ void k(float* p) { p[0] = table[1] + fixed[1]; }\n'
     )
-    kernel = await kernels.get(source, "k")
+    kernel: Any = await kernels.get(source, "k")
     kernel.get_global("table").view(np.float32)[:] = [1, 2, 3, 4]
     out = np.zeros(1, np.float32)
     kernel((1,), (1,), (out,))

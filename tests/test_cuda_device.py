@@ -360,9 +360,9 @@ async def test_a_cache_that_is_opened_again_loads_no_second_module(
 ) -> None:
     """CuPy never unloads one: a server that reopens its cache must not grow."""
     async with Kernels.open(0) as kernels:
-        first = await kernels.get(ADD, "add<11>")
+        first: Any = await kernels.get(ADD, "add<11>")
     async with Kernels.open(0) as kernels:
-        again = await kernels.get(ADD, "add<11>")
+        again: Any = await kernels.get(ADD, "add<11>")
 
     assert again is not first
     assert again.raw.kernel.ptr == first.raw.kernel.ptr
@@ -538,7 +538,7 @@ async def test_occupancy_is_what_the_driver_answers(
     options = (f"--maxrregcount={registers}",)
     for shared in (1, 300, 3000, 10000):
         spec = Specialization("k", {"SHARED": shared}, options)
-        kernel = await on_gpu.get(source, spec)
+        kernel: Any = await on_gpu.get(source, spec)
         artifact = kernel.artifact
         kernel.raw.max_dynamic_shared_size_bytes = 100 * 1024
         assert artifact.max_threads_per_block == kernel.attributes["max_threads_per_block"]

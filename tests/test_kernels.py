@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -332,7 +333,7 @@ async def test_a_stream_of_another_device_is_refused_on_hits_too(kernels: Kernel
     kernel = await pending
     keyed = kernels.keyed()
     await keyed.get(1, add)
-    stream = object()
+    stream: Any = object()
 
     for call in (
         kernels.get(*add(1), stream=stream),

@@ -26,6 +26,7 @@ ROWS = [
         "_value",
         "_files",
         "_trust",
+        "_types",
     },
     {
         "_digest",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
 import subprocess
@@ -130,6 +131,7 @@ async def test_a_library_loads_where_files_of_the_temporary_directory_may_not_ru
     async with Kernels.open("cpu", workers=1) as kernels:
         kernel = await kernels.get(SOURCE, "add<1>")
 
+    assert isinstance(kernel.raw, ctypes.CDLL)
     assert kernel.raw._name.startswith("/proc/self/fd/")
 
 

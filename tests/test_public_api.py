@@ -23,7 +23,7 @@ NAMES = {
     *("KernelsError", "SpecificationError", "ToolchainError", "DeviceError"),
     *("DeviceMismatchError", "CompileError", "SymbolNotFoundError", "CompileTimeout"),
     *("WorkerCrashed", "ReporterError", "LoadError", "LaunchError", "ReentryError"),
-    "OverloadedError",
+    *("BoundKernel", "OverloadedError"),
     *("WrongLoopError", "ClosedError", "BuildError", "SpillError"),
     *("CompileMemoryError", "QuarantinedError", "FrozenError", "ManifestError"),
     *("Manifest", "ManifestKernel", "Recording", "Progress", "FallbackPending"),

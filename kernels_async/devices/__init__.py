@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
 
 from .._errors import DeviceError
-from ._base import Device, Kernel, refused
+from .._types import DeviceLike
+from ._base import BoundKernel, Device, Kernel, refused
 from ._cpu import CpuDevice
 from ._cuda import count_devices, import_cupy, open_cuda
 
-__all__ = ["Device", "Kernel", "open_device", "refused"]
+__all__ = ["BoundKernel", "Device", "Kernel", "open_device", "refused"]
 
 logger = logging.getLogger("kernels_async")
 
 
-def open_device(device: Any = None) -> Device:
+def open_device(device: DeviceLike | None = None) -> Device:
     """Open a device; blocks, as the first use of CuPy takes its time.
 
     Args:

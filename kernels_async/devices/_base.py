@@ -5,19 +5,32 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from .._artifact import Artifact
 from .._errors import LoadError
+from .._types import Arguments, GlobalVariable, StreamLike
 
 
 class Kernel(ABC):
     """A loaded kernel, callable as CuPy's kernels are.
 
     It is loaded whole: its first launch needs nothing more. It lives as long as the
-    process, as CuPy never unloads a module. It does not check what a CUDA kernel is
-    given: wrong arguments are as undefined as in CUDA. On the cpu device the arguments'
-    number and sizes are checked, and a call returns when the kernel has run.
+    process, as CuPy never unloads a module. The arguments' number and sizes are held
+    against the driver's own table of the parameters in its first launch, and then in each
+    with `checked=True`; their types are not known to the driver. On the cpu device every
+    call is checked, and returns when the kernel has run.
+
+    Arrays are passed without a copy, by their address, without type or strides: CuPy's,
+    and with `__cuda_array_interface__` or DLPack anyone's, such as PyTorch's, Numba's and
+    JAX's. One that lies elsewhere is refused; CuPy's own are not asked. One that is
+    read-only is passed too, but on the cpu device: there is no telling what a kernel writes.
+
+    A launch is in order with what is on its own stream, and nothing else. It waits, on the
+    GPU, for the stream that `__cuda_array_interface__` names, and DLPack has the producer
+    wait likewise. PyTorch tells nothing: give `stream=torch.cuda.current_stream()`. What a
+    producer does after the launch is not held back by it, and memory that is freed must
+    not be used again before the kernel has run, as for CuPy's own arrays.
 
     Attributes:
         artifact: What was loaded.
@@ -40,7 +53,7 @@ class Kernel(ABC):
     )
 
     def __init__(
-        self, artifact: Artifact, device: str, attributes: Mapping[str, int], raw: Any
+        self, artifact: Artifact, device: str, attributes: Mapping[str, int], raw: object
     ) -> None:
         self.artifact = artifact
         self.device = device
@@ -54,9 +67,11 @@ class Kernel(ABC):
         self,
         grid: tuple[int, ...],
         block: tuple[int, ...],
-        args: Sequence[Any],
+        args: Arguments,
         shared_mem: int = 0,
-        stream: Any = None,
+        stream: StreamLike | None = None,
+        *,
+        checked: bool = False,
     ) -> None:
         """Launch the kernel.
 
@@ -64,19 +79,47 @@ class Kernel(ABC):
             grid: Blocks in x, y and z; one to three numbers.
             block: Threads of a block in x, y and z; one to three numbers.
             args: One value for each parameter: arrays for pointers, NumPy scalars of
-                the parameter's own type for values.
+                the parameter's own type for values, NumPy arrays of size one for
+                structures.
             shared_mem: Dynamic shared memory of each block, in bytes.
-            stream: The stream to launch on; by default CuPy's current stream.
+            stream: The stream to launch on: CuPy's, PyTorch's, one with
+                `__cuda_stream__`, or an address; by default CuPy's current stream.
+            checked: Whether to check the arguments though it is not the first launch.
 
         Raises:
-            DeviceMismatchError: The stream belongs to another device.
-            TypeError: On the cpu device, the arguments do not fit the parameters.
+            DeviceMismatchError: The stream, or an array, belongs to another device.
+            TypeError: The arguments do not fit the parameters, or the stream is none.
             LaunchError: On the cpu device, the grid is out of bounds, or the kernel
                 ended in an error.
         """
 
     @abstractmethod
-    def get_global(self, name: str) -> Any:
+    def bind(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Arguments,
+        shared_mem: int = 0,
+        stream: StreamLike | None = None,
+    ) -> BoundKernel:
+        """This launch, to be repeated: everything is converted and checked once.
+
+        Args:
+            grid: As for a call.
+            block: As for a call.
+            args: As for a call. Of an array the address now is kept, of a scalar the value.
+            shared_mem: As for a call.
+            stream: As for a call; by default the stream that is current in CuPy at each
+                launch.
+
+        Raises:
+            DeviceMismatchError: As for a call.
+            TypeError: As for a call.
+            LaunchError: As for a call.
+        """
+
+    @abstractmethod
+    def get_global(self, name: str) -> GlobalVariable:
         """The `__device__` or `__constant__` variable of that (lowered) name.
 
         Returns:
@@ -92,6 +135,43 @@ class Kernel(ABC):
 
     def __repr__(self) -> str:
         return f"<Kernel {self.artifact.symbol} on {self.device}>"
+
+
+class BoundKernel(ABC):
+    """A launch of a kernel whose grid, block and arguments are fixed, for a hot loop.
+
+    `bound()` launches, for a third of what the call costs before it reaches the driver.
+    The arrays live as long as this does. What their elements are is seen at each launch;
+    where they lie was looked up once, so one that moves (`torch.Tensor.resize_`) must be
+    bound again. What their producers do meanwhile is not waited for. Any thread may launch.
+
+    Attributes:
+        kernel: What is launched.
+    """
+
+    __slots__ = ("__weakref__", "kernel")
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    @abstractmethod
+    def __call__(self, stream: StreamLike | None = None) -> None:
+        """Launch it.
+
+        Args:
+            stream: The stream to launch on, instead of the one that it was bound to.
+
+        Raises:
+            DeviceMismatchError: The stream belongs to another device.
+            TypeError: The stream is none.
+            LaunchError: On the cpu device, the kernel ended in an error.
+        """
+
+    def __reduce__(self) -> str:
+        raise TypeError("a bound kernel belongs to its process; pickle its request")
+
+    def __repr__(self) -> str:
+        return f"<BoundKernel {self.kernel.artifact.symbol} on {self.kernel.device}>"
 
 
 def timed(

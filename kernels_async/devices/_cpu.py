@@ -16,36 +16,26 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._artifact import Artifact
 from .._errors import DeviceMismatchError, LaunchError, LoadError
 from .._threads import in_thread
+from .._types import Arguments, StreamLike
 from ..toolchains._cpu import DYNAMIC_SHARED, DYNAMIC_SHARED_LIMIT
-from ._base import Kernel, refused, timed
+from ._base import BoundKernel, Kernel, refused, timed
+from ._cpu_arguments import value_of
 from ._library import exports, load_address, load_library, variable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 ABI = 1
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMITS = (1024, 1024, 64)
 _BLOCK_LIMIT = 1024
 _WORKER_LIMIT = 16  # a block of fibers is 2048 mappings, of 65530 that Linux allows
-_STRUCT, _POINTER, _SIGNED, _UNSIGNED, _FLOATING, _BOOL, _CONST_POINTER = range(7)
-_KINDS = {
-    _STRUCT: "a structure",
-    _POINTER: "a pointer",
-    _SIGNED: "a signed integer",
-    _UNSIGNED: "an unsigned integer",
-    _FLOATING: "a floating-point number",
-    _BOOL: "a bool",
-}
-_SCALARS = {
-    **{(_SIGNED, size): f"int{8 * size}" for size in (1, 2, 4, 8)},
-    **{(_UNSIGNED, size): f"uint{8 * size}" for size in (1, 2, 4, 8)},
-    **{(_FLOATING, size): f"float{8 * size}" for size in (4, 8)},
-    (_BOOL, 1): "bool_",
-}
-_FITTING = {_SIGNED: "iu", _UNSIGNED: "iu", _FLOATING: "f", _BOOL: "b"}
 
 
 class _Parameter(ctypes.Structure):
@@ -75,9 +65,17 @@ class _Entry(ctypes.Structure):
 
 
 class CpuKernel(Kernel):
-    """A kernel of a shared library; see `Kernel`."""
+    """A kernel of a shared library; see `Kernel`.
 
-    __slots__ = ("_cpu", "_dynamic", "_run", "parameters")
+    Attributes:
+        cpu: The device.
+        parameters: Kind and size of each parameter.
+        run: Runs blocks of a launch, until there are none left.
+    """
+
+    raw: ctypes.CDLL
+
+    __slots__ = ("_dynamic", "cpu", "parameters", "run")
 
     def __init__(self, cpu: CpuDevice, artifact: Artifact) -> None:
         library = load_library(artifact)
@@ -89,8 +87,8 @@ class CpuKernel(Kernel):
             "max_dynamic_shared_size_bytes": DYNAMIC_SHARED_LIMIT,
         }
         super().__init__(artifact, cpu.name, attributes, library)
-        self._cpu = cpu
-        self._run = entry.run
+        self.cpu = cpu
+        self.run = entry.run
         self._dynamic = exports(library, DYNAMIC_SHARED)
         self.parameters = [
             (parameter.kind, parameter.size)
@@ -101,13 +99,25 @@ class CpuKernel(Kernel):
         self,
         grid: tuple[int, ...],
         block: tuple[int, ...],
-        args: Sequence[Any],
+        args: Arguments,
         shared_mem: int = 0,
-        stream: Any = None,
+        stream: StreamLike | None = None,
+        *,
+        checked: bool = False,  # noqa: ARG002 - it always is
     ) -> None:
         """Run the kernel and return; see `Kernel.__call__`."""
-        if stream is not None:
-            self._cpu.check_stream(stream)
+        self.bind(grid, block, args, shared_mem, stream)()
+
+    def bind(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Arguments,
+        shared_mem: int = 0,
+        stream: StreamLike | None = None,
+    ) -> BoundKernel:
+        """Fix a launch; see `Kernel.bind`."""
+        self.cpu.check_stream(stream)
         launch = _Launch(
             grid=_extent("grid", grid, _GRID_LIMITS),
             block=_extent("block", block, _BLOCK_LIMITS),
@@ -120,26 +130,21 @@ class CpuKernel(Kernel):
             raise LaunchError(
                 f"{self!r} has an extern __shared__ array: give its size as shared_mem"
             )
-        values = self._values(args)
-        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        launch.arguments = ctypes.addressof(addresses)
-        self._cpu.run(self._run, launch)
-        if launch.failed:
-            raise LaunchError(f"{self!r}: {launch.message.decode(errors='replace')}")
+        return CpuBound(self, launch, self._values(args), args)
 
-    def _values(self, args: Sequence[Any]) -> list[Any]:
+    def _values(self, args: Arguments) -> list[Any]:
         if len(args) != len(self.parameters):
             raise TypeError(
                 f"{self!r} takes {len(self.parameters)} arguments, not {len(args)}"
             )
         return [
-            _value(f"{self!r} argument {index}", kind, size, argument)
+            value_of(f"{self!r} argument {index}", kind, size, argument)
             for index, ((kind, size), argument) in enumerate(
                 zip(self.parameters, args, strict=True)
             )
         ]
 
-    def get_global(self, name: str) -> Any:
+    def get_global(self, name: str) -> npt.NDArray[np.uint8]:
         """The variable's bytes; see `Kernel.get_global`."""
         import numpy as np
 
@@ -151,6 +156,32 @@ class CpuKernel(Kernel):
         array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
         array.flags.writeable = writable
         return array
+
+
+class CpuBound(BoundKernel):
+    """A launch of a `CpuKernel`; see `BoundKernel`."""
+
+    __slots__ = ("_cpu", "_kept", "_launch", "_run")
+
+    def __init__(
+        self, kernel: CpuKernel, launch: _Launch, values: list[Any], args: Arguments
+    ) -> None:
+        super().__init__(kernel)
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        launch.arguments = ctypes.addressof(addresses)
+        self._cpu = kernel.cpu
+        self._kept = (tuple(args), values, addresses)
+        self._launch = launch
+        self._run = kernel.run
+
+    def __call__(self, stream: StreamLike | None = None) -> None:
+        """Run it and return; see `BoundKernel.__call__`."""
+        self._cpu.check_stream(stream)
+        launch = _Launch.from_buffer_copy(self._launch)
+        self._cpu.run(self._run, launch)
+        if launch.failed:
+            message = launch.message.decode(errors="replace")
+            raise LaunchError(f"{self.kernel!r}: {message}")
 
 
 class CpuDevice:
@@ -249,61 +280,3 @@ def _within(what: str, number: int, least: int, most: int) -> int:
     if not least <= number <= most:
         raise LaunchError(f"{what} is {number}, which is not within {least} and {most}")
     return number
-
-
-def _value(what: str, kind: int, size: int, argument: Any) -> Any:
-    """`argument` as the memory that a parameter of that kind and size reads."""
-    import numpy as np
-
-    if kind in (_POINTER, _CONST_POINTER):
-        return ctypes.c_void_p(_address(what, argument, written=kind == _POINTER))
-    if isinstance(argument, np.ndarray) and argument.ndim == 0:
-        argument = argument[()]
-    if isinstance(argument, bool | int | float) and not isinstance(argument, np.generic):
-        argument = _scalar(what, kind, size, argument)
-    if isinstance(argument, np.generic):
-        fits = kind == _STRUCT or argument.dtype.kind in _FITTING[kind]
-        if fits and argument.dtype.itemsize == size:
-            return ctypes.create_string_buffer(argument.tobytes(), size)
-    given = getattr(argument, "dtype", type(argument).__name__)
-    fitting = _SCALARS.get((kind, size))
-    remedy = f": pass np.{fitting}(...)" if fitting else ""
-    raise TypeError(f"{what} is {_KINDS[kind]} of {size} bytes, not {given}{remedy}")
-
-
-def _address(what: str, argument: Any, *, written: bool) -> int | None:
-    import numpy as np
-
-    if isinstance(argument, np.ndarray):
-        if not argument.flags.forc:
-            raise TypeError(
-                f"{what} is a pointer, which knows no strides: pass a contiguous array"
-            )
-        if written and not argument.flags.writeable:
-            raise TypeError(f"{what} may be written, and the array is read-only")
-        return argument.ctypes.data
-    if argument is None or (isinstance(argument, int) and not isinstance(argument, bool)):
-        return argument
-    raise TypeError(
-        f"{what} is a pointer: a NumPy array or an address, not {type(argument).__name__}"
-    )
-
-
-def _scalar(what: str, kind: int, size: int, argument: float) -> Any:
-    """A Python number as the NumPy scalar that CuPy would make of it, or fitting it.
-
-    CuPy passes a Python `float` as eight bytes, which a `float` parameter misreads, so
-    it is refused there; an `int` is right in any integer that can hold it.
-    """
-    import numpy as np
-
-    if isinstance(argument, bool) or kind not in (_SIGNED, _UNSIGNED):
-        return np.array(argument)[()]
-    if isinstance(argument, float):
-        return np.float64(argument)
-    try:
-        return np.array(argument, f"{'i' if kind == _SIGNED else 'u'}{size}")[()]
-    except OverflowError:
-        raise TypeError(
-            f"{what} is {_KINDS[kind]} of {size} bytes, too small for {argument}"
-        ) from None

@@ -20,68 +20,147 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .._artifact import Artifact
-from .._errors import DeviceError, DeviceMismatchError, LoadError
+from .._errors import DeviceError, LoadError
 from .._private import copies
-from ._base import Kernel, refused, timed
+from .._types import Arguments, GlobalVariable, StreamLike
+from ._arguments import Converter, CupyMemory
+from ._base import BoundKernel, Kernel, refused, timed
+from ._bound import CudaBound
+from ._parameters import check, parameter_sizes
+from ._streams import Streams
 
-_ANY_DEVICE = -1
 _LARGE_BYTES = 32 << 10
 _PAUSE_SECONDS = 200e-6  # half of it was not always enough on an H200, more was no better
 _COMPUTE_CAPABILITY = (75, 76)  # cudaDevAttrComputeCapabilityMajor, -Minor
 
 
 class CudaKernel(Kernel):
-    """A kernel of a CUDA module; see `Kernel`."""
+    """A kernel of a CUDA module; see `Kernel`.
 
-    __slots__ = ("_cupy", "_function", "_get_device", "_module", "_ordinal", "_shared")
+    Args:
+        device: The device that it is loaded on.
+        artifact: What was loaded.
+        module: The `cupy.RawModule`.
+        raw: Its `cupy.RawKernel`.
+        sizes: The bytes of each parameter; `None` if they are not known.
+
+    Attributes:
+        function: CuPy's own function, which checks and converts nothing.
+    """
+
+    __slots__ = (
+        *("_cupy", "_device", "_get_device", "_launch", "_module", "_ordinal"),
+        *("_shared", "_sizes", "function"),
+    )
+
+    raw: Any
 
     def __init__(
-        self, cupy: Any, ordinal: int, artifact: Artifact, module: Any, raw: Any
+        self,
+        device: CudaDevice,
+        artifact: Artifact,
+        module: Any,
+        raw: Any,
+        sizes: tuple[int, ...] | None,
     ) -> None:
         attributes: Mapping[str, int] = raw.attributes
-        super().__init__(artifact, f"cuda:{ordinal}", attributes, raw)
-        self._cupy = cupy
-        self._get_device = cupy.cuda.runtime.getDevice
-        self._ordinal = ordinal
+        super().__init__(artifact, device.name, attributes, raw)
+        self._device = device
+        self._cupy = device.cupy
+        self._get_device = device.cupy.cuda.runtime.getDevice
+        self._ordinal = device.ordinal
         self._module = module
-        self._function = raw.kernel
+        self.function = raw.kernel
         self._shared = attributes["max_dynamic_shared_size_bytes"]
+        self._sizes = sizes
+        self._launch = self._first_launch
 
     def __call__(
         self,
         grid: tuple[int, ...],
         block: tuple[int, ...],
-        args: Sequence[Any],
+        args: Arguments,
         shared_mem: int = 0,
-        stream: Any = None,
+        stream: StreamLike | None = None,
+        *,
+        checked: bool = False,
     ) -> None:
         """Launch the kernel; see `Kernel.__call__`."""
         if self._get_device() != self._ordinal:
             with self._cupy.cuda.Device(self._ordinal):
-                self(grid, block, args, shared_mem, stream)
+                self(grid, block, args, shared_mem, stream, checked=checked)
             return
-        if stream is not None:
-            check_stream(stream, self._ordinal)
+        taken = None if stream is None else self._device.streams.take(stream)
         if shared_mem > self._shared:
-            self.raw.max_dynamic_shared_size_bytes = shared_mem
-            self._shared = shared_mem
-        self._function(grid, block, args, shared_mem, stream)
+            self._allow(shared_mem)
+        launch = self._first_launch if checked else self._launch
+        try:
+            launch(grid, block, args, shared_mem, taken)
+        except TypeError:
+            if launch is not self.function:
+                raise
+            converted = self._device.arguments.convert(args, taken)
+            launch(grid, block, converted, shared_mem, taken)
 
-    def get_global(self, name: str) -> Any:
+    def _first_launch(
+        self, grid: Any, block: Any, args: Arguments, shared_mem: int, stream: object
+    ) -> None:
+        """Launch it after a check; CuPy's own launch, which makes none, does the rest."""
+        self.function(grid, block, self._fit(args, stream), shared_mem, stream)
+        self._launch = self.function
+
+    def _fit(self, args: Arguments, stream: object) -> list[object]:
+        """What CuPy's launch takes for arguments that fit the parameters."""
+        converted = self._device.arguments.convert(args, stream)
+        if self._sizes is not None:
+            check(self, self._sizes, converted)
+        return converted
+
+    def _allow(self, shared_mem: int) -> None:
+        self.raw.max_dynamic_shared_size_bytes = shared_mem
+        self._shared = shared_mem
+
+    def bind(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Arguments,
+        shared_mem: int = 0,
+        stream: StreamLike | None = None,
+    ) -> BoundKernel:
+        """Fix a launch; see `Kernel.bind`."""
+        with self._cupy.cuda.Device(self._ordinal):
+            taken = None if stream is None else self._device.streams.take(stream)
+            fitting = self._fit(args, taken)
+            if shared_mem > self._shared:
+                self._allow(shared_mem)
+        return CudaBound(self, self._device, (grid, block), fitting, shared_mem, taken)
+
+    def get_global(self, name: str) -> GlobalVariable:
         """The variable of that name; see `Kernel.get_global`."""
         with self._cupy.cuda.Device(self._ordinal):
             try:
-                return self._module.get_global(name)
+                variable: GlobalVariable = self._module.get_global(name)
             except self._cupy.cuda.driver.CUDADriverError as error:
                 raise KeyError(f"{self!r} has no global {name!r}: {error}") from error
+        return variable
 
 
 class CudaDevice:
-    """One CUDA device of this process."""
+    """One CUDA device of this process.
+
+    Attributes:
+        cupy: CuPy.
+        ordinal: The device's number.
+        streams: Which streams its launches take.
+        arguments: Which arguments its launches take.
+    """
 
     def __init__(self, cupy: Any, ordinal: int) -> None:
-        self._cupy = cupy
-        self._ordinal = ordinal
+        self.cupy = cupy
+        self.ordinal = ordinal
+        self.streams = Streams(ordinal, (cupy.cuda.Stream, cupy.cuda.ExternalStream))
+        self.arguments = Converter(ordinal, CupyMemory(cupy))
         self._thread = ThreadPoolExecutor(1, f"kernels_async-cuda:{ordinal}")
         self.name = f"cuda:{ordinal}"
         major, minor = (
@@ -103,8 +182,13 @@ class CudaDevice:
         return match[2] == own[2] or (match[3] != "a" and match[2] < own[2])
 
     def check_stream(self, stream: object) -> None:
-        """Raise `DeviceMismatchError` if `stream` belongs to another device."""
-        check_stream(stream, self._ordinal)
+        """Raise `DeviceMismatchError` if `stream` belongs to another device.
+
+        Raises:
+            TypeError: It is no stream.
+        """
+        if stream is not None:
+            self.streams.take(stream)
 
     async def load(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
         """Load all of them in one hop to the loading thread; outcomes in order."""
@@ -112,7 +196,7 @@ class CudaDevice:
         return await loop.run_in_executor(self._thread, self._load_all, artifacts)
 
     def _load_all(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
-        self._cupy.cuda.Device(self._ordinal).use()
+        self.cupy.cuda.Device(self.ordinal).use()
         outcomes = []
         for artifact in artifacts:
             outcomes.append(timed(self._load, artifact))
@@ -124,30 +208,16 @@ class CudaDevice:
         try:
             name = f"{artifact.output_digest}.cubin"
             path = copies.on_disk(name, artifact.bytes)
-            module = self._cupy.RawModule(path=str(path))
+            module = self.cupy.RawModule(path=str(path))
             raw = module.get_function(artifact.entry)
-            return CudaKernel(self._cupy, self._ordinal, artifact, module, raw)
+            sizes = parameter_sizes(raw.kernel.ptr)
+            return CudaKernel(self, artifact, module, raw, sizes)
         except Exception as error:  # noqa: BLE001 - CuPy raises what it likes
             return refused(self.name, artifact, error)
 
     def close(self) -> None:
         """End the loading thread."""
         self._thread.shutdown()
-
-
-def check_stream(stream: Any, ordinal: int) -> None:
-    """Raise `DeviceMismatchError` if `stream` tells that it is of another device.
-
-    CuPy's streams say it as `device_id`, PyTorch's as `device.index`; an address alone
-    says nothing and passes.
-    """
-    other = getattr(stream, "device_id", None)
-    if other is None:
-        other = getattr(getattr(stream, "device", None), "index", None)
-    if other not in (None, _ANY_DEVICE, ordinal):
-        raise DeviceMismatchError(
-            f"the stream belongs to cuda:{other}, the kernel to cuda:{ordinal}"
-        )
 
 
 def import_cupy() -> Any:

@@ -34,6 +34,7 @@ from hypothesis.stateful import (
 
 from kernels_async import (
     Artifact,
+    BoundKernel,
     BuildError,
     ClosedError,
     CompileError,
@@ -51,6 +52,7 @@ from kernels_async import (
     WorkerCrashed,
 )
 from kernels_async._artifact import Output
+from kernels_async._types import GlobalVariable
 from kernels_async.toolchains import Job
 from tests.model.turns import Call, Held, TurnLoop, in_the_next_turn
 
@@ -72,7 +74,10 @@ class FakeKernel(Kernel):
     def __call__(self, *_: Any, **__: Any) -> None:
         raise AssertionError("it is never launched")
 
-    def get_global(self, name: str) -> Any:
+    def bind(self, *_: Any, **__: Any) -> BoundKernel:
+        raise AssertionError("it is never launched")
+
+    def get_global(self, name: str) -> GlobalVariable:
         raise KeyError(name)
 
 
