@@ -23,8 +23,8 @@ class Kernel(ABC):
 
     Arrays are passed without a copy, by their address, without type or strides: CuPy's,
     and with `__cuda_array_interface__` or DLPack anyone's, such as PyTorch's, Numba's and
-    JAX's. One that lies elsewhere is refused; CuPy's own are not asked. One that is
-    read-only is passed too, but on the cpu device: there is no telling what a kernel writes.
+    JAX's. One that lies elsewhere is refused; CuPy's own are not asked. A read-only one is
+    passed too, except on the cpu device: the driver does not tell what a kernel writes.
 
     A launch is in order with what is on its own stream, and nothing else. It waits, on the
     GPU, for the stream that `__cuda_array_interface__` names, and DLPack has the producer

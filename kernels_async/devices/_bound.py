@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from .._types import StreamLike
+from .._types import Arguments, StreamLike
 from ._base import BoundKernel
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ class CudaBound(BoundKernel):
         kernel: The kernel.
         device: Its device.
         extent: Grid and block.
-        args: What CuPy's launch takes, checked.
+        args: The arguments, which are kept.
+        fitting: What CuPy's launch takes for them, checked.
         shared_mem: Bytes that the kernel is already allowed.
         stream: One that CuPy's launch takes; `None` is the current one at each launch.
     """
@@ -35,7 +36,8 @@ class CudaBound(BoundKernel):
         kernel: CudaKernel,
         device: CudaDevice,
         extent: tuple[tuple[int, ...], tuple[int, ...]],
-        args: list[object],
+        args: Arguments,
+        fitting: list[object],
         shared_mem: int,
         stream: object,
     ) -> None:
@@ -45,8 +47,8 @@ class CudaBound(BoundKernel):
         self._function = kernel.function
         self._get_device = device.cupy.cuda.runtime.getDevice
         self._ordinal = device.ordinal
-        self._pointers, values = lay_out(args, device.cupy.cuda.function.CPointer)
-        self._kept = (args, values)
+        self._pointers, values = lay_out(fitting, device.cupy.cuda.function.CPointer)
+        self._kept = (tuple(args), fitting, values)
         self._shared = shared_mem
         self._stream = stream
         self._take = device.streams.take

@@ -134,7 +134,8 @@ class CudaKernel(Kernel):
             fitting = self._fit(args, taken)
             if shared_mem > self._shared:
                 self._allow(shared_mem)
-        return CudaBound(self, self._device, (grid, block), fitting, shared_mem, taken)
+        extent = (grid, block)
+        return CudaBound(self, self._device, extent, args, fitting, shared_mem, taken)
 
     def get_global(self, name: str) -> GlobalVariable:
         """The variable of that name; see `Kernel.get_global`."""
