@@ -140,3 +140,24 @@ async def test_a_bound_launch_that_failed_may_be_repeated(kernels: Kernels) -> N
         bound()
     fails[0] = 0
     bound()
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    """PyTorch, where it is."""
+    return pytest.importorskip("torch")
+
+
+async def test_pytorchs_own_tensors_are_passed(add: Kernel, torch: Any) -> None:
+    """Those of the host; one that requires a gradient too."""
+    x = torch.tensor([4], dtype=torch.int32)
+    out = torch.zeros(1, dtype=torch.int32)
+    add((1,), (1,), (x, out, np.int32(2)))
+    add.bind((1,), (1,), (x, out, np.int32(3)))()
+    assert out.tolist() == [20]
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    add((1,), (1,), (x, parameter, np.int32(2)))
+    assert parameter.detach().view(torch.int32).tolist() == [8]
+    with pytest.raises(TypeError, match="argument 0 is a pointer, which knows no strides"):
+        add((1,), (1,), (torch.zeros(4, 4)[:, 0], out, np.int32(1)))

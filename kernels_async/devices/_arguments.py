@@ -68,11 +68,14 @@ class Converter:
             DeviceMismatchError: An array lies on another device.
             TypeError: An argument is no scalar and no array on a GPU.
         """
-        return [self._convert(f"argument {i}", a, stream) for i, a in enumerate(args)]
+        takes = self._memory.takes
+        return [
+            argument if takes(argument) else self._convert(index, argument, stream)
+            for index, argument in enumerate(args)
+        ]
 
-    def _convert(self, what: str, argument: Any, stream: object) -> object:
-        if self._memory.takes(argument):
-            return argument
+    def _convert(self, index: int, argument: Any, stream: object) -> object:
+        what = f"argument {index}"
         if is_tensor(argument):
             return self._tensor(what, argument)
         interface = getattr(argument, "__cuda_array_interface__", None)

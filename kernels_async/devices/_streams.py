@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .._errors import DeviceMismatchError
 
 _ANY_DEVICE = -1
@@ -37,7 +39,7 @@ class Streams:
         self._ordinal = ordinal
         self._native = native
 
-    def take(self, stream: object) -> object:
+    def take(self, stream: Any) -> object:
         """The stream itself if it is CuPy's, else its `Handle`.
 
         CuPy's, PyTorch's and cuda.core's streams tell their device; an address, or what
@@ -47,12 +49,13 @@ class Streams:
             DeviceMismatchError: It tells that it is of another device.
             TypeError: It is no stream.
         """
-        other = _ordinal(stream)
-        if other not in (None, _ANY_DEVICE, self._ordinal):
+        native = isinstance(stream, self._native)
+        other = stream.device_id if native else _ordinal(stream)
+        if other not in (self._ordinal, _ANY_DEVICE, None):
             raise DeviceMismatchError(
                 f"the stream belongs to cuda:{other}, the kernel to cuda:{self._ordinal}"
             )
-        return stream if isinstance(stream, self._native) else Handle(_ptr(stream), stream)
+        return stream if native else Handle(_ptr(stream), stream)
 
 
 def _ordinal(stream: object) -> int | None:
