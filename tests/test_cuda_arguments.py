@@ -531,8 +531,8 @@ async def test_another_devices_arrays_and_streams_are_refused(
     async with Kernels.open(1, cache_dir=warm_dir) as kernels:
         kernel = await kernels.get(ADD, "add<1>")
         bound = kernel.bind((1,), (4,), (tensor,))
-        for launch in (lambda: kernel((1,), (4,), (tensor,)), bound):
-            launch()
+        kernel((1,), (4,), (tensor,))
+        bound()
         cupy.cuda.Device(1).synchronize()
         assert tensor.cpu().tolist() == [2] * 4
         assert cupy.cuda.runtime.getDevice() == 0
