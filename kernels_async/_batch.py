@@ -49,7 +49,7 @@ class Batch:
         self.by_pair: dict[Pair, Pending] = {}
         self.outstanding: dict[str, Pending] = {}
         self.building: dict[str, Pending] = {}
-        self.built = 0
+        self.built: int = 0
         self._forgotten_hits = 0
         self._by_key: dict[str, Pending] = {}
         self._failed: set[str] = set()

@@ -55,9 +55,11 @@ class Cache:
         frozen: Frozen = False,
     ) -> None:
         self.compiler = compiler
-        self.batch = Batch(max_outstanding, lambda *ended: self.ledger.dropped(*ended))
-        self.freeze = Freeze(frozen)
-        self.reporting = Reporting(compiler)
+        self.batch: Batch = Batch(
+            max_outstanding, lambda *ended: self.ledger.dropped(*ended)
+        )
+        self.freeze: Freeze = Freeze(frozen)
+        self.reporting: Reporting = Reporting(compiler)
         self._farewells: list[Callable[[], Awaitable[None]]] = []
         self._stop_telling = _nothing
         self._home = Home(
@@ -67,7 +69,7 @@ class Cache:
             ending=self._ending,
             farewell=self._farewell,
         )
-        self.ledger = Ledger(compiler, self.batch, self._home)
+        self.ledger: Ledger = Ledger(compiler, self.batch, self._home)
         self._lane: Lane[tuple[Pending, Attempt, Flight]] | None = None
         self._building = anyio.Lock()
         self._flushing = False

@@ -45,9 +45,9 @@ class Child:
 
     def __init__(self, process: Spawned, loop: asyncio.AbstractEventLoop) -> None:
         self._process = process
-        self.pid = process.pid
+        self.pid: int = process.pid
         self.returncode: int | None = None
-        self.last_words = b""
+        self.last_words: bytes = b""
         self._killing = threading.Lock()
         self._may_be_killed = True
         self._open = True

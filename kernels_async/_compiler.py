@@ -93,13 +93,13 @@ class Compiler:
         sandbox: Mode = "auto",
         slim: bool = False,
     ) -> None:
-        self.target = toolchains.check_target(target)
+        self.target: str = toolchains.check_target(target)
         if not isinstance(slim, bool) or (slim and target == "cpu"):
             raise SpecificationError(
                 f"slim is True or False, and for CUDA targets; not {slim!r} for {target}"
             )
         self._limits = limits(workers, timeout, memory, sandbox)
-        self.workers = self._limits.workers
+        self.workers: int = self._limits.workers
         self._place = Place.choose(cache_dir, layers, max_bytes, cache_key)
         self._quarantine = Quarantine()
         self._slim = slim

@@ -69,7 +69,7 @@ class Crew:
     def __init__(
         self, toolchain: Toolchain, limits: Limits, folder: Path, scope: Scope
     ) -> None:
-        self.sandbox = "not known before a worker has started"
+        self.sandbox: str = "not known before a worker has started"
         self._limits = limits
         self._folder = folder
         self._scope = scope

@@ -94,7 +94,7 @@ class CompileError(KernelsError):
         log: str = "",
     ) -> None:
         super().__init__(message)
-        self.diagnostics = tuple(diagnostics)
+        self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
         self.log = log
 
 
@@ -140,7 +140,7 @@ class QuarantinedError(KernelsError):
 
     def __init__(self, message: str, *, history: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.history = tuple(history)
+        self.history: tuple[str, ...] = tuple(history)
 
 
 class ReporterError(KernelsError):
@@ -201,7 +201,7 @@ class FrozenError(KernelsError):
     ) -> None:
         super().__init__(message)
         self.nearest = nearest
-        self.differences = tuple(differences)
+        self.differences: tuple[Difference, ...] = tuple(differences)
 
 
 class ManifestError(KernelsError, ValueError):

@@ -161,7 +161,7 @@ class Events(AsyncIterator[Event]):
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self.dropped = 0
+        self.dropped: int = 0
         self._waiting: deque[Event] = deque(maxlen=limit)
         self._ended = False
         self._news = asyncio.Event()

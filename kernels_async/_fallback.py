@@ -30,8 +30,8 @@ class FallbackPending:
 
     def __init__(self, cache: Cache, special: Pending, fallback: Pending) -> None:
         self._cache = cache
-        self.special = special
-        self.fallback = fallback
+        self.special: Pending = special
+        self.fallback: Pending = fallback
 
     @property
     def serving(self) -> Literal["special", "fallback"] | None:

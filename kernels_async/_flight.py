@@ -48,11 +48,11 @@ class Flight(Outcome[Artifact]):
     def __init__(self, owner: Owner, key: str, job: Job, background: bool) -> None:
         super().__init__()
         self._owner = owner
-        self.key = key
-        self.job = job
-        self.background = background
-        self.prefix = ""
-        self.begun = False
+        self.key: str = key
+        self.job: Job = job
+        self.background: bool = background
+        self.prefix: str = ""
+        self.begun: bool = False
         self.worker: int | None = None
         self.patience: Patience | None = None
 

@@ -37,7 +37,7 @@ class Freeze:
         if not isinstance(mode, bool) and mode != "warn":
             raise SpecificationError(f"frozen is True, False or 'warn', not {mode!r}")
         self.mode: Frozen = mode
-        self.on = False
+        self.on: bool = False
 
     @property
     def refuses(self) -> bool:

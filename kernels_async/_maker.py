@@ -71,9 +71,11 @@ class Maker:
         quarantine: Quarantine,
     ) -> None:
         self.toolchain = toolchain
-        self.hub = Hub()
-        self.scope = Scope(clean_up=self._clean_up)
-        self.pool = CompilePool(toolchain, limits, folder, self.scope, quarantine)
+        self.hub: Hub = Hub()
+        self.scope: Scope = Scope(clean_up=self._clean_up)
+        self.pool: CompilePool = CompilePool(
+            toolchain, limits, folder, self.scope, quarantine
+        )
         self.store = store
         self._folder = folder
         self._timeout = limits.timeout

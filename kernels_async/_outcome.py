@@ -23,7 +23,7 @@ class Outcome(Generic[T]):
     __slots__ = ("_error", "_listeners", "_value", "_waiters", "settled")
 
     def __init__(self) -> None:
-        self.settled = False
+        self.settled: bool = False
         self._waiters: set[asyncio.Future[None]] | None = None
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._value: T | None = None

@@ -55,16 +55,16 @@ class Pending:
         specialization: Specialization,
     ) -> None:
         self._cache = cache
-        self.key = key
-        self.source = source
-        self.specialization = specialization
+        self.key: str = key
+        self.source: Source = source
+        self.specialization: Specialization = specialization
         self.kernel: Kernel | None = None
         self.attempt: Attempt | None = None
-        self.requested = False
-        self.failed = False
-        self.reported = False
-        self.hits = 0
-        self.asked = 0
+        self.requested: bool = False
+        self.failed: bool = False
+        self.reported: bool = False
+        self.hits: int = 0
+        self.asked: int = 0
         self.pairs: list[tuple[Any, Any]] = []
 
     @property

@@ -66,9 +66,9 @@ class CompilePool:
         self._limits = limits
         self._quarantine = quarantine
         self._numbers = itertools.count(1)
-        self.turn = anyio.CapacityLimiter(limits.workers)
-        self.crew = Crew(toolchain, limits, folder, scope)
-        self.sharing = Sharing(limits.workers, self.crew.workers, self.crew.idle)
+        self.turn: anyio.CapacityLimiter = anyio.CapacityLimiter(limits.workers)
+        self.crew: Crew = Crew(toolchain, limits, folder, scope)
+        self.sharing: Sharing = Sharing(limits.workers, self.crew.workers, self.crew.idle)
         self._memory = MemoryGuard(scope, limits.memory, self.crew.busy)
 
     def refuse(self, key: str, job: Job) -> None:

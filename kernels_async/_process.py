@@ -46,7 +46,7 @@ class Lifeline:
     """
 
     def __init__(self) -> None:
-        self.descriptor = above_standard_streams(os.memfd_create("kernels_async"))
+        self.descriptor: int = above_standard_streams(os.memfd_create("kernels_async"))
         fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
 
     def close(self) -> None:
@@ -76,15 +76,15 @@ class WorkerProcess:
 
     def __init__(self, child: Child, folder: str) -> None:
         self._child = child
-        self.pid = self._child.pid
+        self.pid: int = self._child.pid
         self.number = 0
         self.folder = folder
-        self.sandbox = ""
-        self.idle_since = time.monotonic()
-        self.jobs = 0
+        self.sandbox: str = ""
+        self.idle_since: float = time.monotonic()
+        self.jobs: int = 0
         self.prefixes: Counter[str] = Counter()
         self.kept: set[str] = set()
-        self.began = False
+        self.began: bool = False
         self.over_memory = False
         self._unread = bytearray()
 

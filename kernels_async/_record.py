@@ -42,7 +42,7 @@ class Seal:
     """
 
     def __init__(self, key: bytes | None = None) -> None:
-        self.namespace = LAYOUT
+        self.namespace: str = LAYOUT
         self._key: bytes | None = None
         if key is not None:
             self.namespace = f"{LAYOUT}-{_derive(key, 'name').hex()[:16]}"

@@ -99,8 +99,8 @@ class Store:
         trust: Trust = OWN,
         files: Files | None = None,
     ) -> None:
-        self.root = Path(root).expanduser().absolute()
-        self.files = files or Files()
+        self.root: Path = Path(root).expanduser().absolute()
+        self.files: Files = files or Files()
         self._filename = filename
         self._seal = seal or Seal()
         self._trust = trust

@@ -103,7 +103,7 @@ class TieredStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         seal, max_bytes = Seal(place.key), place.max_bytes
-        self.main = None
+        self.main: Store | None = None
         if place.root is not None:
             self.main = Store(place.root, filename, seal=seal, files=files)
         lower = [

@@ -16,7 +16,7 @@ from ._cuda import count_devices, import_cupy, open_cuda
 
 __all__ = ["BoundKernel", "Device", "Kernel", "open_device", "refused"]
 
-logger = logging.getLogger("kernels_async")
+logger: logging.Logger = logging.getLogger("kernels_async")
 
 
 def open_device(device: DeviceLike | None = None) -> Device:

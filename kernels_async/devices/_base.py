@@ -55,12 +55,12 @@ class Kernel(ABC):
     def __init__(
         self, artifact: Artifact, device: str, attributes: Mapping[str, int], raw: object
     ) -> None:
-        self.artifact = artifact
-        self.device = device
-        self.attributes = attributes
-        self.raw = raw
-        self.load_seconds = 0.0
-        self.loaded_at = 0.0
+        self.artifact: Artifact = artifact
+        self.device: str = device
+        self.attributes: Mapping[str, int] = attributes
+        self.raw: object = raw
+        self.load_seconds: float = 0.0
+        self.loaded_at: float = 0.0
 
     @abstractmethod
     def __call__(
@@ -152,7 +152,7 @@ class BoundKernel(ABC):
     __slots__ = ("__weakref__", "kernel")
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+        self.kernel: Kernel = kernel
 
     @abstractmethod
     def __call__(self, stream: StreamLike | None = None) -> None:
