@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Protocol, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
 from . import toolchains
@@ -28,7 +28,7 @@ from ._specialization import Specialization, as_specialization
 from ._store import Store
 from ._tiers import Place
 from ._upkeep import Pruned, Verified, clear, prune, verify
-from .devices import open_device
+from .devices import DeviceLike, open_device
 from .toolchains import Job
 
 T = TypeVar("T")
@@ -107,7 +107,9 @@ class Compiler:
         self._makers = Makers(self._open, f"<Compiler {self.target}>")
 
     @classmethod
-    def for_device(cls, device: Any = None, **settings: Unpack[Settings]) -> Compiler:
+    def for_device(
+        cls, device: DeviceLike | None = None, **settings: Unpack[Settings]
+    ) -> Compiler:
         """The compiler for a device's own target.
 
         Equal calls in one process share one compiler. It asks the driver, and may

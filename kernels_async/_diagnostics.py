@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 LOG_LIMIT = 1 << 20
 
@@ -59,7 +58,7 @@ class Diagnostic:
             lines.append(self.excerpt)
         return "\n".join(lines)
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, object]:
         """The JSON form, read by `from_record`."""
         return {
             "severity": self.severity.name,
@@ -72,11 +71,11 @@ class Diagnostic:
         }
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Diagnostic:
+    def from_record(cls, record: Mapping[str, object]) -> Diagnostic:
         """Rebuild one from its JSON form; anything else raises `ValueError`."""
         try:
             return cls(
-                severity=Severity[record["severity"]],
+                severity=Severity[_text(record["severity"])],
                 message=_text(record["message"]),
                 code=_text(record["code"]),
                 file=_text(record["file"]),

@@ -32,7 +32,7 @@ of them gets an exception of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from ._diagnostics import Diagnostic
@@ -224,7 +224,7 @@ class BuildError(ExceptionGroup[Exception], KernelsError):
     """Every failure of one `Kernels.build()`; the kernels that are not in it loaded."""
 
     # typeshed's `derive` is generic in the exceptions, and a BuildError is not
-    def derive(self, excs: Sequence[Any], /) -> BuildError:  # type: ignore[override]
+    def derive(self, excs: Sequence[Exception], /) -> BuildError:  # type: ignore[override]
         """Keep the class when `except*` splits the group; errors only, as its own."""
         return BuildError(self.message, excs)
 

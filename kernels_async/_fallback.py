@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from ._cache import Cache
 from ._outcome import Outcome
 from ._pending import Pending
+from ._types import StreamLike
 from .devices import Kernel
 
 
@@ -47,10 +48,10 @@ class FallbackPending:
         """
         return self.special.built() or self.fallback.built()
 
-    def __await__(self) -> Generator[Any, None, Kernel]:
+    def __await__(self) -> Generator[object, None, Kernel]:
         return self.resolve().__await__()
 
-    async def resolve(self, stream: Any = None) -> Kernel:
+    async def resolve(self, stream: StreamLike | None = None) -> Kernel:
         """The special kernel if it is loaded; else the one of both that is, or is first.
 
         Args:

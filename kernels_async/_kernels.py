@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 from ._cache import Cache
 from ._compiler import Compiler, shared_compiler
 from ._fallback import FallbackPending
 from ._frozen import Frozen
-from ._keyed import KeyedKernels
+from ._keyed import Key, KeyedKernels
 from ._operations import Operations
 from ._pending import Pending
 from ._report import Reporter
@@ -19,8 +19,9 @@ from ._settings import Settings
 from ._source import Source
 from ._specialization import Specialization
 from ._threads import in_thread
+from ._types import StreamLike
 from ._warm import WarmUp
-from .devices import Kernel, open_device
+from .devices import Device, DeviceLike, Kernel, open_device
 
 MAX_OUTSTANDING = 10_000
 
@@ -57,7 +58,7 @@ class Kernels(Operations):
     def __init__(
         self,
         compiler: Compiler,
-        device: Any = None,
+        device: DeviceLike | Device | None = None,
         *,
         max_outstanding: int | None = MAX_OUTSTANDING,
         frozen: Frozen = False,
@@ -73,7 +74,7 @@ class Kernels(Operations):
     @classmethod
     def open(
         cls,
-        device: Any = None,
+        device: DeviceLike | None = None,
         *,
         target: str | None = None,
         max_outstanding: int | None = MAX_OUTSTANDING,
@@ -185,7 +186,7 @@ class Kernels(Operations):
         self,
         source: Source | str,
         specialization: Specialization | str,
-        stream: Any = None,
+        stream: StreamLike | None = None,
     ) -> Kernel:
         """The loaded kernel; compiled if needed and loaded if it is not.
 
@@ -211,7 +212,7 @@ class Kernels(Operations):
         self,
         source: Source | str,
         specialization: Specialization | str,
-        stream: Any = None,
+        stream: StreamLike | None = None,
         timeout: float | None = None,
     ) -> Kernel:
         """`get` for a thread that runs no event loop: it blocks until the kernel is there.
@@ -282,7 +283,7 @@ class Kernels(Operations):
         special = self._cache.request(source, specialization)
         return FallbackPending(self._cache, special, fallback)
 
-    async def build(self, stream: Any = None) -> None:
+    async def build(self, stream: StreamLike | None = None) -> None:
         """Build every outstanding request in one batch.
 
         A call during another batch waits for it and then checks for more work. With
@@ -304,8 +305,11 @@ class Kernels(Operations):
         """The kernel if it is loaded, else `None`; from any thread, without waiting."""
         return self._cache.loaded(source, specialization)
 
-    def keyed(self) -> KeyedKernels[Any]:
-        """A new index over this cache by keys of the caller's own."""
+    def keyed(self) -> KeyedKernels[Key]:
+        """A new index over this cache by keys of the caller's own.
+
+        A checker knows their type if it is told: `index: KeyedKernels[str] = …`.
+        """
         return KeyedKernels(self._cache)
 
     def __repr__(self) -> str:
@@ -329,8 +333,10 @@ class Opening(AbstractAsyncContextManager[Kernels]):
     ) -> bool | None:
         return await self._manager.__aexit__(kind, error, traceback)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"Kernels.open() has no {name!r} yet: use it as "
-            "'async with Kernels.open(...) as kernels:'"
-        )
+    if not TYPE_CHECKING:  # a checker finds the mistake by itself
+
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(
+                f"Kernels.open() has no {name!r} yet: use it as "
+                "'async with Kernels.open(...) as kernels:'"
+            )

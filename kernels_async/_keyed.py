@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from ._cache import Cache
 from ._pending import Pending
 from ._source import Source
 from ._specialization import Specialization
+from ._types import StreamLike
 from .devices import Kernel
 
-Key = TypeVar("Key", bound=Hashable)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # which a checker has, and which knows defaults
+
+    Key = TypeVar("Key", bound=Hashable, default=Any)
+else:
+    from typing import TypeVar
+
+    Key = TypeVar("Key", bound=Hashable)
 Make = Callable[[Key], tuple[Source | str, Specialization | str]]
 
 
@@ -30,7 +38,9 @@ class KeyedKernels(Generic[Key]):
         self._cache = cache
         self._pendings: dict[Key, Pending] = {}
 
-    async def get(self, key: Key, make: Make[Key], stream: Any = None) -> Kernel:
+    async def get(
+        self, key: Key, make: Make[Key], stream: StreamLike | None = None
+    ) -> Kernel:
         """The loaded kernel of `key`; see `Kernels.get`.
 
         Args:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._flight import Flight
 from ._outcome import Outcome
 from ._source import Source
 from ._specialization import Specialization
+from ._types import StreamLike
 from .devices import Kernel
 
 if TYPE_CHECKING:
@@ -65,17 +66,17 @@ class Pending:
         self.reported: bool = False
         self.hits: int = 0
         self.asked: int = 0
-        self.pairs: list[tuple[Any, Any]] = []
+        self.pairs: list[tuple[Source | str, Specialization | str]] = []
 
     @property
     def entries(self) -> Mapping[str, str]:
         """Everything that entered the key, by name; texts by their digest."""
         return self._cache.compiler.entries(self.source, self.specialization)
 
-    def __await__(self) -> Generator[Any, None, Kernel]:
+    def __await__(self) -> Generator[object, None, Kernel]:
         return self.resolve().__await__()
 
-    def resolve(self, stream: Any = None) -> Coroutine[Any, Any, Kernel]:
+    def resolve(self, stream: StreamLike | None = None) -> Coroutine[object, None, Kernel]:
         """The kernel, built with everything outstanding if it is not loaded yet.
 
         Args:

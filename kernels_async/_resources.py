@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Resources:
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Resources:
+    def from_record(cls, record: Mapping[str, object]) -> Resources:
         """Rebuild one from its JSON form; anything else raises `ValueError`."""
         numbers = {name: value for name, value in record.items() if type(value) is int}
         if len(record) != len(numbers) or numbers.keys() != set(cls.__slots__):

@@ -477,7 +477,7 @@ async def test_a_device_that_is_not_there_is_a_device_error(device: str) -> None
 
 
 @pytest.mark.parametrize("device", [1.5, True, object()])
-async def test_what_is_no_device_is_a_type_error(device: object) -> None:
+async def test_what_is_no_device_is_a_type_error(device: Any) -> None:
     """Names, numbers and CuPy devices are."""
     with pytest.raises(TypeError, match="device"):
         await Kernels.open(device).__aenter__()
@@ -486,7 +486,7 @@ async def test_what_is_no_device_is_a_type_error(device: object) -> None:
 def test_a_cache_that_is_not_entered_says_how() -> None:
     """Forgetting `async with` is easy."""
     with pytest.raises(AttributeError, match=r"async with Kernels\.open"):
-        Kernels.open("cpu").get  # noqa: B018 - the look-up is what fails
+        Kernels.open("cpu").get  # type: ignore[attr-defined]  # noqa: B018
 
 
 async def test_a_reporter_that_is_no_function_is_a_type_error(kernels: Kernels) -> None:

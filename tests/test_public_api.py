@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import kernels_async
 
@@ -55,3 +59,40 @@ def test_every_public_class_and_method_is_documented() -> None:
         and not inspect.getdoc(value)
     ]
     assert missing == []
+
+
+def annotated(node: ast.ClassDef) -> Iterator[ast.expr]:
+    """The annotations of what others may use: methods and attributes."""
+    for child in ast.walk(node):
+        match child:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                if not name.startswith("_") or name.endswith("__"):
+                    signature = child.args
+                    arguments = [*signature.posonlyargs, *signature.args]
+                    arguments += [*signature.kwonlyargs]
+                    arguments += filter(None, [signature.vararg, signature.kwarg])
+                    yield from filter(None, [a.annotation for a in arguments])
+                    yield from filter(None, [child.returns])
+            case ast.AnnAssign(target=ast.Attribute(), annotation=annotation):
+                yield annotation
+    yield from (part.annotation for part in node.body if isinstance(part, ast.AnnAssign))
+
+
+def test_no_public_signature_holds_any() -> None:
+    """A checker would let pass whatever is given."""
+    loose = [
+        f"{name}: {ast.unparse(annotation)}"
+        for name in NAMES
+        if inspect.isclass(cls := getattr(kernels_async, name))
+        for node in ast.parse(inspect.getsource(sys.modules[cls.__module__])).body
+        if isinstance(node, ast.ClassDef) and node.name == cls.__name__
+        for annotation in annotated(node)
+        if "Any" in {part.id for part in ast.walk(annotation) if isinstance(part, ast.Name)}
+    ]
+    assert loose == []
+
+
+def test_no_type_that_signatures_name_is_any() -> None:
+    """Those of one module, by other names."""
+    types = Path(kernels_async.__file__).parent / "_types.py"
+    assert "Any" not in types.read_text()

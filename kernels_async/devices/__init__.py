@@ -14,7 +14,7 @@ from ._base import BoundKernel, Device, Kernel, refused
 from ._cpu import CpuDevice
 from ._cuda import count_devices, import_cupy, open_cuda
 
-__all__ = ["BoundKernel", "Device", "Kernel", "open_device", "refused"]
+__all__ = ["BoundKernel", "Device", "DeviceLike", "Kernel", "open_device", "refused"]
 
 logger: logging.Logger = logging.getLogger("kernels_async")
 

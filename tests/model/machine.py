@@ -60,7 +60,7 @@ ARTIFACTS = 6
 SHARED = (0, 1)
 STEPS = 250
 PHASES = (Phase.generate,)
-OTHER_DEVICE = object()
+OTHER_DEVICE: Any = object()
 
 numbers = st.integers(0, ARTIFACTS - 1)
 choices = st.integers(0, 11)
