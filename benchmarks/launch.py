@@ -1,12 +1,13 @@
 """What a launch costs, and how long a batch of loads holds launches back.
 
-On a GPU: a call of a kernel against `cupy.RawKernel`; then the launches of a steady stream
-of 1.8 ms kernels, while 32 kernels are loaded in the same process, small ones and CUB
-ones, by this library and by CuPy, from warm disk caches. A module load waits for running
-kernels, and other threads' launches wait for the load.
+On a GPU: a call of a kernel, also checked and bound, against `cupy.RawKernel`; then the
+launches of a steady stream of 1.8 ms kernels, while 32 kernels are loaded in the same
+process, small ones and CUB ones, by this library and by CuPy, from warm disk caches. A
+module load waits for running kernels, and other threads' launches wait for the load.
 
-Without one: a call on the cpu device against the bare call of the same library through
-ctypes, its arguments prepared; and a million threads, with nine barriers each and without.
+Without one: a call on the cpu device, also bound, against the bare call of the same library
+through ctypes, its arguments prepared; and a million threads, with nine barriers each and
+without.
 The rest needs a GPU::
 
     python benchmarks/launch.py [cpu | cuda:0] [--json [PATH]] [--quick]
@@ -83,12 +84,9 @@ def measure(options: Options) -> list[Row]:
 
 
 def _compared(found: dict[str, float], calls: int) -> list[Row]:
-    """Calls of two kinds, the second of which is the bare one."""
-    ours, bare = found.values()
-    return [
-        (name, calls, took, took / bare, None, None)
-        for name, took in zip(found, (ours, bare), strict=True)
-    ]
+    """Calls of several kinds, the last of which is the bare one."""
+    *_, bare = found.values()
+    return [(name, calls, took, took / bare, None, None) for name, took in found.items()]
 
 
 def alternately(
@@ -137,6 +135,7 @@ async def cpu_calls(calls: int) -> dict[str, float]:
                 "kernel(grid, block, args), one thread": lambda: add(
                     (1,), (1,), (numbers, one)
                 ),
+                "bound(), one thread": add.bind((1,), (1,), (numbers, one)),
                 "ctypes, the same launch prepared": bare,
             },
             calls,
@@ -159,7 +158,7 @@ async def many_threads(threads: int) -> list[Row]:
 
 
 async def gpu_calls(calls: int) -> dict[str, float]:
-    """A call of a kernel, and of CuPy's."""
+    """A call of a kernel, also checked and bound, and of CuPy's."""
     import cupy
 
     make_context()
@@ -171,6 +170,10 @@ async def gpu_calls(calls: int) -> dict[str, float]:
         return alternately(
             {
                 "kernel(grid, block, args)": lambda: add((1,), (1,), (numbers, one)),
+                "kernel(grid, block, args, checked=True)": lambda: add(
+                    (1,), (1,), (numbers, one), checked=True
+                ),
+                "bound()": add.bind((1,), (1,), (numbers, one)),
                 "cupy.RawKernel(grid, block, args)": lambda: raw(
                     (1,), (1,), (numbers, one)
                 ),
