@@ -171,7 +171,10 @@ class Number(enum.IntEnum):
 )
 def test_arrays_are_passed_by_their_address(argument: Any, passed: object) -> None:
     """Without a copy."""
-    assert Converter(ORDINAL, Memory()).convert((argument,), None) == [passed]
+    (found,) = Converter(ORDINAL, Memory()).convert((argument,), None)
+
+    assert found == passed
+    assert type(found) is type(passed)
 
 
 @pytest.mark.parametrize(
@@ -372,8 +375,9 @@ def test_the_first_launch_is_checked_and_the_second_costs_nothing_more(
 ) -> None:
     """CuPy's function gets the caller's own tuple."""
     kernel, args = launches.kernel, (1.5, np.int32(1))
-    with pytest.raises(TypeError, match="<Kernel k on cuda:1> takes 2 arguments, not 1"):
+    with pytest.raises(TypeError, match="<Kernel k on cuda:1> takes 2 arguments") as caught:
         kernel((1,), (1,), (1.5,))
+    assert caught.value.__context__ is None
     with pytest.raises(TypeError, match=r"<Kernel k on cuda:1> argument 1: .* 4 bytes"):
         kernel((1,), (1,), (1.5, np.int64(1)))
     assert launches.calls == []
@@ -431,6 +435,8 @@ def test_a_launch_from_another_device_goes_there_and_back(launches: Launches) ->
         (1, 0, stream),
     ]
     assert launches.current == 0
+    with pytest.raises(TypeError, match="takes 2 arguments, not 1"):
+        launches.kernel((1,), (2,), (1.5,), checked=True)
     assert getattr(launches.raw, LIMIT) == 200
 
 
@@ -470,6 +476,18 @@ def test_a_bound_launch_has_a_stream_of_its_own_or_the_current_one(
     streams = [call[5] for call in launches.calls]
     assert streams[:2] + streams[3:5] == [None, other, own, other]
     assert [streams[2].ptr, streams[5].ptr] == [9, 9]
+
+
+def test_a_bound_launch_keeps_its_numbers(launches: Launches) -> None:
+    """In memory of its own, which nobody else gets."""
+    bound = launches.kernel.bind((1,), (1,), (1.5, np.int32(7)))
+    others = [(np.array(0.0), np.array(0, np.int32)) for _ in range(1000)]
+    bound()
+    first, second = launches.calls[0][3]
+
+    assert ctypes.string_at(first.ptr, 8) == np.float64(1.5).tobytes()
+    assert ctypes.string_at(second.ptr, 4) == np.int32(7).tobytes()
+    del others
 
 
 def test_a_bound_launch_keeps_its_arrays(launches: Launches) -> None:

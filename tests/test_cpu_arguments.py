@@ -119,6 +119,26 @@ async def test_a_bound_launch_keeps_its_arrays(add: Kernel) -> None:
     assert alive() is None
 
 
+async def test_a_view_that_an_array_gives_is_kept(add: Kernel) -> None:
+    """It may be of memory that only the view has."""
+
+    class Copying(Exported):
+        def __dlpack__(self, **options: Any) -> object:
+            copy = self.array.copy()
+            copies.append(weakref.ref(copy))
+            return copy.__dlpack__(**options)
+
+    copies: list[weakref.ref[Any]] = []
+    out = numbers(0)
+    bound = add.bind((1,), (1,), (Copying(numbers(3)), out, np.int32(1)))
+    assert copies[0]() is not None
+    bound()
+    assert out[0] == 3
+
+    del bound
+    assert copies[0]() is None
+
+
 async def test_any_thread_may_repeat_a_bound_launch(add: Kernel) -> None:
     """Also at the same time: each launch runs all its blocks."""
     blocks, times, out = 64, 50, numbers(0)
