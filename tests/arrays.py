@@ -32,6 +32,8 @@ class Exported:
         self.device = device
 
     def __dlpack__(self, **options: Any) -> object:
+        if self.array.dtype == np.float16:
+            raise BufferError("of no type that it knows")
         return self.array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -61,6 +63,8 @@ class Tensor:
         raise RuntimeError("Can't get __cuda_array_interface__ on Variable")
 
     def data_ptr(self) -> int:
+        if self._lazy == "sparse":
+            raise RuntimeError("it has no storage")
         return self._address
 
     def is_conj(self) -> bool:

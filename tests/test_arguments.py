@@ -72,7 +72,8 @@ class Memory:
     def order(self, producer: int, stream: object) -> None:
         self.told.append(("order", producer, stream))
 
-    def from_dlpack(self, array: object, stream: object) -> object:
+    def from_dlpack(self, array: Any, stream: object) -> object:
+        array.__dlpack__(stream=None)
         self.told.append(("from_dlpack", array, stream))
         return "view"
 
@@ -185,11 +186,17 @@ def test_arrays_are_passed_by_their_address(argument: Any, passed: object) -> No
         (Exported(np.zeros(1), (2, 0)), DeviceMismatchError, "lies on cuda:0, the kernel"),
         (Interfaced(0x40), TypeError, "unknown to CUDA"),
         (Interfaced(0x10, mask=object()), TypeError, "mask"),
-        (Tensor(1, "cpu", None), TypeError, r"in the host's memory \(Tensor\)"),
+        (Tensor(1, "cpu", None), TypeError, r"lies on no GPU \(Tensor\)"),
         (Tensor(1, index=ORDINAL, lazy="conj"), TypeError, r"resolve_conj\(\) it"),
         (Tensor(1, index=ORDINAL, lazy="neg"), TypeError, r"resolve_neg\(\) it"),
-        (np.zeros(4), TypeError, r"in the host's memory \(ndarray\)"),
-        (Exported(np.zeros(1), (3, 0)), TypeError, r"in the host's memory \(Exported\)"),
+        (Tensor(1, index=ORDINAL, lazy="sparse"), TypeError, "has no address: it has no"),
+        (np.zeros(4), TypeError, r"lies on no GPU \(ndarray\)"),
+        (Exported(np.zeros(1), (3, 0)), TypeError, r"lies on no GPU \(Exported\)"),
+        (
+            Exported(np.zeros(1, np.float16), (2, ORDINAL)),
+            TypeError,
+            "by DLPack: of no type",
+        ),
         ("text", TypeError, "is a scalar or an array on a GPU, not str"),
         ([1], TypeError, "is a scalar or an array on a GPU, not list"),
     ],

@@ -57,6 +57,7 @@ async def test_other_libraries_arrays_are_passed_without_a_copy(add: Kernel) -> 
         ({"kind": "cuda"}, r"lies on another device \(Tensor\)"),
         ({"contiguous": False}, "is a pointer, which knows no strides"),
         ({"lazy": "conj"}, r"resolve_conj\(\) it"),
+        ({"lazy": "sparse"}, "has no address: it has no storage"),
     ],
     ids=str,
 )
@@ -74,6 +75,8 @@ async def test_an_array_on_a_gpu_or_read_only_is_refused(add: Kernel) -> None:
     constant, out = np.frombuffer(bytes(4), np.int32), numbers(0)
     with pytest.raises(TypeError, match=r"argument 0 lies on another device \(Exported\)"):
         add((1,), (1,), (Exported(out, (2, 0)), out, np.int32(1)))
+    with pytest.raises(TypeError, match=r"argument 1 cannot be had by DLPack: of no type"):
+        add((1,), (1,), (out, Exported(np.zeros(1, np.float16)), np.int32(1)))
     with pytest.raises(TypeError, match=r"argument 1 may be written.*read-only"):
         add((1,), (1,), (out, constant, np.int32(1)))
     add((1,), (1,), (constant, out, np.int32(1)))

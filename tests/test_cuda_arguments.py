@@ -168,7 +168,7 @@ async def test_the_driver_tells_the_size_of_each_parameter(
         ),
         (("array", 1, np.int64(1)), "argument 2: .* 4 bytes, and int64 is passed as 8"),
         ((np.int32(1), 1, 1), "argument 0: .* 8 bytes, and int32 is passed as 4"),
-        ((np.zeros(3), 1, 1), "argument 0 is an array in the host's memory"),
+        ((np.zeros(3), 1, 1), "argument 0 is an array lies on no GPU"),
         (("array", 1 << 32, 1), "argument 1: .* 4 bytes, and int is passed as 8"),
     ],
     ids=str,
@@ -234,15 +234,16 @@ async def test_a_parameter_of_a_model_is_passed(on_gpu: Kernels, torch: Any) -> 
 async def test_a_tensor_that_the_kernel_could_not_read_is_refused(
     on_gpu: Kernels, torch: Any
 ) -> None:
-    """On the host, pinned or not; not computed yet; without memory. An empty one is not."""
+    """On the host, pinned or not; not computed yet; sparse. An empty one is not."""
     kernel = await on_gpu.get(BYTES, "k")
 
     def launched() -> None:
         numbers = (np.int32(0), np.int32(0))
         conjugate = torch.zeros(2, dtype=torch.complex64, device="cuda").conj()
         for tensor, message in (
-            (torch.zeros(4), "in the host's memory"),
-            (torch.zeros(4).pin_memory(), "in the host's memory"),
+            (torch.zeros(4), "lies on no GPU"),
+            (torch.zeros(4).pin_memory(), "lies on no GPU"),
+            (torch.eye(4, device="cuda").to_sparse(), "has no address"),
             (conjugate, "resolve_conj"),
             (conjugate.imag, "resolve_neg"),
         ):
@@ -309,7 +310,7 @@ async def test_anyones_array_is_passed(on_gpu: Kernels, cupy: Any) -> None:
         assert pinned.tolist() == [4] * 4
         with pytest.raises(TypeError, match="argument 0: its memory is not a GPU's"):
             kernel((1,), (4,), (Interfaced(np.zeros(4).ctypes.data),))
-        with pytest.raises(TypeError, match="in the host's memory"):
+        with pytest.raises(TypeError, match="lies on no GPU"):
             kernel((1,), (4,), (Exported(np.zeros(4, np.int32)),))
 
     await asyncio.to_thread(launched)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from .._errors import DeviceMismatchError
-from ._tensors import address, is_tensor
+from ._foreign import address, is_tensor, viewed
 
 _CUDA, _MANAGED = 2, 13  # DLDeviceType: kDLCUDA, kDLCUDAManaged
 _NATIVE = frozenset((type(None), bool, int, float, complex))
@@ -86,7 +86,7 @@ class Converter:
             if kind not in (_CUDA, _MANAGED):
                 raise TypeError(_on_host(what, argument))
             self._check(what, None if kind == _MANAGED else ordinal)
-            return self._memory.from_dlpack(argument, stream)
+            return viewed(what, lambda: self._memory.from_dlpack(argument, stream))
         if isinstance(argument, int):  # a subclass, such as an IntEnum
             return int(argument)
         raise TypeError(
@@ -122,7 +122,7 @@ class Converter:
 
 def _on_host(what: str, argument: object) -> str:
     return (
-        f"{what} is an array in the host's memory ({type(argument).__name__}): copy it to "
+        f"{what} is an array that lies on no GPU ({type(argument).__name__}): copy it to "
         "the kernel's device"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ._tensors import address, is_tensor
+from ._foreign import address, is_tensor, viewed
 
 _STRUCT, _POINTER, _SIGNED, _UNSIGNED, _FLOATING, _BOOL, _CONST_POINTER = range(7)
 _KINDS = {
@@ -56,7 +56,8 @@ def _address(what: str, argument: Any, *, written: bool) -> _Address:
         return _Address.of(address(what, argument), argument)
     if not isinstance(argument, np.ndarray) and hasattr(argument, "__dlpack_device__"):
         _on_host(what, argument.__dlpack_device__()[0] in _DLPACK_HOST, argument)
-        argument = np.from_dlpack(argument)
+        exported = argument
+        argument = viewed(what, lambda: np.from_dlpack(exported))
     if isinstance(argument, np.ndarray):
         _contiguous(what, argument.flags.forc)
         if written and not argument.flags.writeable:

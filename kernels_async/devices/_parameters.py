@@ -32,7 +32,7 @@ def parameter_sizes(function: int) -> tuple[int, ...] | None:
             if status != driver.CUresult.CUDA_SUCCESS:
                 raise RuntimeError(f"cuFuncGetParamInfo: {status!r}")
             sizes.append(int(size))
-    except (ImportError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - for want of a check no load must fail
         _log_once(f"{type(error).__name__}: {error}")
         return None
 
