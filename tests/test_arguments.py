@@ -420,13 +420,27 @@ def test_without_a_table_of_parameters_nothing_is_checked() -> None:
 def test_other_libraries_arrays_are_converted_in_every_launch(launches: Launches) -> None:
     """The first, and those that are not checked; what is refused is not launched."""
     args = (Interfaced(0x10), np.int32(1))
-    for _ in range(2):
+    for _ in range(3):
         launches.kernel((1,), (1,), args)
-    assert [call[3] for call in launches.calls] == [[0x10, np.int32(1)]] * 2
+    launches.kernel((1,), (1,), (1.5, np.int32(1)))
+    assert [call[3][0] for call in launches.calls] == [0x10, 0x10, 0x10, 1.5]
 
     with pytest.raises(DeviceMismatchError, match="argument 0 lies on cuda:0"):
         launches.kernel((1,), (1,), (Interfaced(0x20), np.int32(1)))
-    assert len(launches.calls) == 2
+    assert len(launches.calls) == 4
+
+
+def test_what_is_refused_once_leaves_later_launches_as_they_were(
+    launches: Launches,
+) -> None:
+    """They cost nothing more."""
+    args = (1.5, np.int32(1))
+    launches.kernel((1,), (1,), args)
+    with pytest.raises(TypeError, match="argument 0 is a scalar or an array on a GPU"):
+        launches.kernel((1,), (1,), ("text", np.int32(1)))  # type: ignore[arg-type]
+    launches.kernel((1,), (1,), args)
+
+    assert launches.calls[1][3] is args
 
 
 def test_a_launch_from_another_device_goes_there_and_back(launches: Launches) -> None:

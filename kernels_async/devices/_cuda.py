@@ -99,8 +99,8 @@ class CudaKernel(Kernel):
         except TypeError:
             if launch is not self.function:
                 raise
-            converted = self._device.arguments.convert(args, taken)
-            launch(grid, block, converted, shared_mem, taken)
+            self._converting_launch(grid, block, args, shared_mem, taken)
+            self._launch = self._converting_launch  # it meets such arguments again
 
     def _first_launch(
         self, grid: Any, block: Any, args: Arguments, shared_mem: int, stream: object
@@ -108,6 +108,13 @@ class CudaKernel(Kernel):
         """Launch it after a check; CuPy's own launch, which makes none, does the rest."""
         self.function(grid, block, self._fit(args, stream), shared_mem, stream)
         self._launch = self.function
+
+    def _converting_launch(
+        self, grid: Any, block: Any, args: Arguments, shared_mem: int, stream: object
+    ) -> None:
+        """Launch it with arguments that CuPy's own launch may not take."""
+        converted = self._device.arguments.convert(args, stream)
+        self.function(grid, block, converted, shared_mem, stream)
 
     def _fit(self, args: Arguments, stream: object) -> list[object]:
         """What CuPy's launch takes for arguments that fit the parameters."""
