@@ -42,7 +42,7 @@ class Span:
         """How long it took."""
         return self.end - self.begin
 
-    def to_record(self) -> list[Any]:
+    def to_record(self) -> list[object]:
         """The JSON form, read by `from_record`."""
         return [self.kind, round(self.begin, 6), round(self.end, 6), self.lane]
 
@@ -142,7 +142,7 @@ class BuiltKernel:
         found = [span.seconds for span in self.spans if span.kind == kind]
         return sum(found) if found else None
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, object]:
         """The JSON form, read by `from_record`."""
         return {name: getattr(self, name) for name in _KINDS} | {
             "entries": dict(self.entries),
@@ -264,7 +264,7 @@ class Build:
         found = (k.entries[entry] for k in self.kernels if entry in k.entries)
         return tuple(dict.fromkeys(found))
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, object]:
         """The JSON form, read by `from_record`."""
         return {
             "schema": SCHEMA,
