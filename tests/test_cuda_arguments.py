@@ -472,6 +472,7 @@ async def test_a_bound_launch_has_its_shared_memory(on_gpu: Kernels, cupy: Any) 
 async def test_what_launches_cost_is_shown(on_gpu: Kernels, cupy: Any, torch: Any) -> None:
     """Microseconds each, the least of rounds."""
     kernel = await on_gpu.get(BYTES, "k")
+    other = await on_gpu.get(BYTES.replace("= value", "= value + 1"), "k")
 
     def launched() -> None:
         raw = cupy.RawKernel(BYTES, "k")
@@ -487,7 +488,7 @@ async def test_what_launches_cost_is_shown(on_gpu: Kernels, cupy: Any, torch: An
             "kernel, checked": lambda: kernel((1,), (1,), args, checked=True),
             "kernel, CuPy's stream": lambda: kernel((1,), (1,), args, 0, stream),
             "kernel, PyTorch's stream": lambda: kernel((1,), (1,), args, 0, theirs),
-            "kernel, a tensor": lambda: kernel((1,), (1,), with_tensor),
+            "kernel, a tensor": lambda: other((1,), (1,), with_tensor),
             "cupy.from_dlpack of it": lambda: kernel(
                 (1,), (1,), (cupy.from_dlpack(tensor), *numbers)
             ),
