@@ -140,8 +140,8 @@ class Kernel(ABC):
 class BoundKernel(ABC):
     """A launch of a kernel whose grid, block and arguments are fixed, for a hot loop.
 
-    `bound()` launches, for a third of what the call costs before it reaches the driver.
-    The arrays live as long as this does. What their elements are is seen at each launch;
+    `bound()` costs less than half of what a call does before it reaches the driver. The
+    arrays live as long as this does. What their elements are is seen at each launch;
     where they lie was looked up once, so one that moves (`torch.Tensor.resize_`) must be
     bound again. What their producers do meanwhile is not waited for. Any thread may launch.
 
