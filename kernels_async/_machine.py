@@ -20,7 +20,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def default_workers() -> int:
     """How many compiles to run at once: bounded by processors and by free memory."""
-    return max(1, min(_processors(), _available_memory() // WORKER_BYTES))
+    return max(1, min(processors(), available_memory() // WORKER_BYTES))
 
 
 def default_memory() -> int:
@@ -45,7 +45,8 @@ def resident_bytes(process: int) -> int:
     return total
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many processors there are for this process, by affinity and quota."""
     count = len(os.sched_getaffinity(0))
     try:
         quota, period = (_CGROUP / "cpu.max").read_text().split()
@@ -54,7 +55,8 @@ def _processors() -> int:
         return count
 
 
-def _available_memory() -> int:
+def available_memory() -> int:
+    """The bytes of memory that are free, or would be if they were asked for."""
     limits = [_PAGE * os.sysconf("SC_AVPHYS_PAGES")]
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

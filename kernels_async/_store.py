@@ -88,6 +88,10 @@ class Store:
         seal: What vouches for the entries.
         trust: `LAYER` for a directory that is read and never changed.
         files: The file system.
+
+    Attributes:
+        root: The absolute path.
+        seal: As given.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class Store:
         self.root: Path = Path(root).expanduser().absolute()
         self.files: Files = files or Files()
         self._filename = filename
-        self._seal = seal or Seal()
+        self.seal = seal or Seal()
         self._trust = trust
 
     def path(self, key: str) -> Path:
@@ -137,7 +141,7 @@ class Store:
             OSError: The directory cannot be written, or must not be trusted.
         """
         record = Record.of(key, entries, output)
-        encoded = record.encode(self._seal)
+        encoded = record.encode(self.seal)
         if len(output.data) > LARGEST_OUTPUT or len(encoded) > LARGEST_RECORD:
             raise OSError(errno.EFBIG, f"{len(output.data)} bytes are more than it keeps")
         contents = {self._filename: output.data, RECORD: encoded}
@@ -181,6 +185,22 @@ class Store:
                 self._use(entry, found)
         return artifact
 
+    def contents(self, entry: int, name: str, most: int) -> bytes:
+        """A file's bytes; what is no file that the store would have made is damage."""
+        try:
+            fd = self.files.open(name, FILE, entry)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+                raise ValueError(f"{name} is missing or no file") from error
+            raise
+        with opened(self.files, fd):
+            found = self.files.stat(fd)
+            if reason := self._trust.objection_to_file(found):
+                raise ValueError(f"{name} {reason}")
+            if found.st_size > most:
+                raise ValueError(f"{name} has {found.st_size} bytes")
+            return read_all(self.files, fd, found.st_size)
+
     def set_aside(self, root: int, shard: int, key: str, damage: DamagedEntry) -> None:
         """Move a damaged entry out of the way, unless it was replaced meanwhile."""
         if damage.found is not None and not self._is_there(shard, key, damage.found):
@@ -207,7 +227,7 @@ class Store:
 
     def shards(self, root: int, *, create: bool = False) -> opened:
         """The open directory of the entries that this store's seal vouches for."""
-        return self.folder(self._seal.namespace, root, create=create)
+        return self.folder(self.seal.namespace, root, create=create)
 
     @contextlib.contextmanager
     def shard(self, prefix: str, *, create: bool = False) -> Iterator[tuple[int, int]]:
@@ -230,7 +250,7 @@ class Store:
             return None
 
     def _place(self, key: str, *name: str) -> Path:
-        return Path(f"{self.root}/{self._seal.namespace}/{key[:2]}/{key[2:]}", *name)
+        return Path(f"{self.root}/{self.seal.namespace}/{key[:2]}/{key[2:]}", *name)
 
     def _read_all(self, keys: Sequence[str]) -> list[Artifact | None]:
         try:
@@ -251,27 +271,11 @@ class Store:
     ) -> Artifact:
         if reason := self._trust.objection_to_folder(found):
             raise ValueError(f"it {reason}")
-        record = Record.decode(self._contents(entry, RECORD, LARGEST_RECORD), self._seal)
+        record = Record.decode(self.contents(entry, RECORD, LARGEST_RECORD), self.seal)
         if record.key != key:
             raise ValueError(f"it holds the artifact {record.key}")
-        data = self._contents(entry, filename, LARGEST_OUTPUT)
+        data = self.contents(entry, filename, LARGEST_OUTPUT)
         return record.artifact(data, self._place(key, filename), origin)
-
-    def _contents(self, entry: int, name: str, most: int) -> bytes:
-        """A file's bytes; what is no file that the store would have made is damage."""
-        try:
-            fd = self.files.open(name, FILE, entry)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
-                raise ValueError(f"{name} is missing or no file") from error
-            raise
-        with opened(self.files, fd):
-            found = self.files.stat(fd)
-            if reason := self._trust.objection_to_file(found):
-                raise ValueError(f"{name} {reason}")
-            if found.st_size > most:
-                raise ValueError(f"{name} has {found.st_size} bytes")
-            return read_all(self.files, fd, found.st_size)
 
     def _hold(self, entry: int) -> None:
         """Keep others from evicting the entry while it is open."""

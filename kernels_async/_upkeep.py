@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import threading
 import time
 from collections import Counter
@@ -17,13 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ._files import DIRECTORY, opened, remove
+from ._inventory import Entry, entries, measure, names, output_name, prefixes
 from ._staging import DEAD_SECONDS, staging_name, sweep
 from ._store import ASIDE, TMP, DamagedEntry, Store
 
-_PREFIX = re.compile("[0-9a-f]{2}")
-_REST = re.compile("[0-9a-f]{62}")
-_OUTPUT = re.compile(r"kernel\.[a-z]+")
-_NO_OUTPUT = "kernel"
 _MOST_NAMES = 1000
 _MOST_ENTRIES = 2000
 _PERIOD_SECONDS = 600.0
@@ -61,13 +57,6 @@ class Verified:
     unreadable: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    key: str
-    size: int
-    used: float
-
-
 def prune(store: Store, max_bytes: int) -> Pruned:
     """Remove the least recently used entries until the rest has at most `max_bytes`.
 
@@ -78,8 +67,8 @@ def prune(store: Store, max_bytes: int) -> Pruned:
     Raises:
         OSError: The directory cannot be read or written.
     """
-    entries = [e for prefix in _prefixes(store) for e in _entries(store, prefix)]
-    return _prune(store, entries, max_bytes)
+    found = [entry for prefix in prefixes(store) for entry in _entries(store, prefix)]
+    return _prune(store, found, max_bytes)
 
 
 def clear(store: Store) -> Pruned:
@@ -107,10 +96,10 @@ def verify(store: Store) -> Verified:
         OSError: The directory cannot be read.
     """
     counts: Counter[str] = Counter()
-    for prefix in _prefixes(store):
+    for prefix in prefixes(store):
         with contextlib.suppress(FileNotFoundError), store.shard(prefix) as (root, shard):
-            names = _names(store, shard)
-            counts.update(_check(store, root, shard, prefix + name) for name in names)
+            there = names(store, shard)
+            counts.update(_check(store, root, shard, prefix + name) for name in there)
     return Verified(counts["sound"], counts["damaged"], counts["unreadable"])
 
 
@@ -181,25 +170,25 @@ def _keep_below(store: Store, max_bytes: int) -> int:
     Of very many entries only some are looked at, and those of them go which would go if
     the others were like them: it takes several calls, of which each is short.
     """
-    prefixes = _prefixes(store)
-    random.shuffle(prefixes)
-    entries: list[_Entry] = []
+    begun = prefixes(store)
+    random.shuffle(begun)
+    found: list[Entry] = []
     part = 1.0
-    for number, prefix in enumerate(prefixes, 1):
-        entries += _entries(store, prefix)
-        if len(entries) >= _MOST_ENTRIES:
-            part = number / len(prefixes)
+    for number, prefix in enumerate(begun, 1):
+        found += _entries(store, prefix)
+        if len(found) >= _MOST_ENTRIES:
+            part = number / len(begun)
             break
-    size = int(sum(entry.size for entry in entries) / part)
+    size = int(sum(entry.size for entry in found) / part)
     if size > max_bytes:
-        size -= _prune(store, entries, int(max_bytes * part * _ROOM)).freed
+        size -= _prune(store, found, int(max_bytes * part * _ROOM)).freed
     return size
 
 
-def _prune(store: Store, entries: list[_Entry], max_bytes: int) -> Pruned:
+def _prune(store: Store, found: list[Entry], max_bytes: int) -> Pruned:
     removed = freed = 0
-    left = sum(entry.size for entry in entries)
-    for entry in sorted(entries, key=lambda entry: entry.used):
+    left = sum(entry.size for entry in found)
+    for entry in sorted(found, key=lambda entry: entry.used):
         if left <= max_bytes:
             break
         try:
@@ -213,7 +202,7 @@ def _prune(store: Store, entries: list[_Entry], max_bytes: int) -> Pruned:
     return Pruned(removed, freed, left)
 
 
-def _evict(store: Store, entry: _Entry) -> bool:
+def _evict(store: Store, entry: Entry) -> bool:
     """Remove one entry, if nobody reads it or has used it since it was looked at."""
     name = entry.key[2:]
     with (
@@ -246,7 +235,7 @@ def _claim(store: Store, fd: int) -> bool:
 def _check(store: Store, root: int, shard: int, key: str) -> str:
     """Which of the counts of `Verified` an entry belongs to; "" if it has gone."""
     try:
-        store.look(shard, key, "disk", _output_name(store, shard, key))
+        store.look(shard, key, "disk", output_name(store, shard, key))
     except DamagedEntry as damage:
         store.set_aside(root, shard, key, damage)
         return "damaged"
@@ -257,54 +246,26 @@ def _check(store: Store, root: int, shard: int, key: str) -> str:
     return "sound"
 
 
-def _output_name(store: Store, shard: int, key: str) -> str:
-    try:
+def _entries(store: Store, prefix: str) -> list[Entry]:
+    """The entries; one that was used in the future, by its time, is used now."""
+    found = entries(store, prefix)
+    for entry in found:
+        if entry.used > time.time():
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                _touch(store, entry.key)
+    return found
+
+
+def _touch(store: Store, key: str) -> None:
+    with store.shard(key[:2]) as (_, shard):
         fd = store.files.open(key[2:], DIRECTORY, shard)
-    except NotADirectoryError:
-        return _NO_OUTPUT
-    with opened(store.files, fd):
-        return next(filter(_OUTPUT.fullmatch, store.files.list(fd)), _NO_OUTPUT)
-
-
-def _prefixes(store: Store) -> list[str]:
-    try:
-        with store.directory() as root, store.shards(root) as shards:
-            return [name for name in store.files.list(shards) if _PREFIX.fullmatch(name)]
-    except FileNotFoundError:
-        return []
-
-
-def _names(store: Store, shard: int) -> list[str]:
-    return [name for name in store.files.list(shard) if _REST.fullmatch(name)]
-
-
-def _entries(store: Store, prefix: str) -> list[_Entry]:
-    entries = []
-    with contextlib.suppress(FileNotFoundError), store.shard(prefix) as (_, shard):
-        for name in _names(store, shard):
-            with contextlib.suppress(FileNotFoundError):
-                entries.append(_measure(store, shard, prefix, name))
-    return entries
+        with opened(store.files, fd):
+            store.files.touch(fd)
 
 
 def _size(store: Store, key: str) -> int:
     try:
         with store.shard(key[:2]) as (_, shard):
-            return _measure(store, shard, key[:2], key[2:]).size
+            return measure(store, shard, key).size
     except FileNotFoundError:  # another process removed it
         return 0
-
-
-def _measure(store: Store, shard: int, prefix: str, name: str) -> _Entry:
-    files = store.files
-    try:
-        fd = files.open(name, DIRECTORY, shard)
-    except NotADirectoryError:
-        found = files.lstat(name, shard)
-        return _Entry(prefix + name, found.st_size, found.st_mtime)
-    with opened(files, fd):
-        used = files.stat(fd).st_mtime
-        if used > time.time():
-            files.touch(fd)
-        size = sum(files.lstat(child, fd).st_size for child in files.list(fd))
-    return _Entry(prefix + name, size, used)

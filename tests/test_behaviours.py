@@ -224,13 +224,13 @@ async def test_cc_14_an_interrupt_of_the_group_does_not_reach_the_workers(
 
 def test_cc_17_workers_are_bounded_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each holds some 400 MB after a compile of CUB, and does not give it back."""
-    monkeypatch.setattr(_machine, "_processors", lambda: 64)
-    monkeypatch.setattr(_machine, "_available_memory", lambda: 3 << 30)
+    monkeypatch.setattr(_machine, "processors", lambda: 64)
+    monkeypatch.setattr(_machine, "available_memory", lambda: 3 << 30)
     assert _machine.default_workers() == 6
-    monkeypatch.setattr(_machine, "_available_memory", lambda: 0)
+    monkeypatch.setattr(_machine, "available_memory", lambda: 0)
     assert _machine.default_workers() == 1
-    monkeypatch.setattr(_machine, "_processors", lambda: 2)
-    monkeypatch.setattr(_machine, "_available_memory", lambda: 1 << 40)
+    monkeypatch.setattr(_machine, "processors", lambda: 2)
+    monkeypatch.setattr(_machine, "available_memory", lambda: 1 << 40)
     assert _machine.default_workers() == 2
 
 

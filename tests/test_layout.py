@@ -41,7 +41,7 @@ ROWS = [
         "_build",
         "_collector",
     },
-    {"_store", "_upkeep", "_locks", "_tiers"}
+    {"_store", "_inventory", "_upkeep", "_bundle", "_locks", "_tiers"}
     | {"_report", "_reporters", "_scope", "_lane", "toolchains", "devices"}
     | {"page", "_html"},
     {
@@ -66,7 +66,7 @@ ROWS = [
     },
     {"_pending", "_batch", "_loader", "_home", "_frozen", "_stats", "_ledger"}
     | {"_cache", "_keyed", "_fallback", "_warm", "_recording", "_operations", "_kernels"},
-    {"__init__"},
+    {"__init__", "__main__", "cli"},
 ]
 TYPES_ONLY = {("_errors", "_diagnostics"), ("_errors", "_digest"), ("_pending", "_cache")}
 

@@ -61,7 +61,7 @@ class Unverified(Store):
     def _verified(
         self, entry: int, found: os.stat_result, key: str, filename: str, origin: Origin
     ) -> Artifact:
-        data = self._contents(entry, filename, 1 << 20)
+        data = self.contents(entry, filename, 1 << 20)
         output = Output(data, "k", (), None, 0.0)
         return Record.of(key, ENTRIES, output).artifact(data, self.path(key), origin)
 

@@ -21,6 +21,7 @@ __all__ = [
     "check_target",
     "find",
     "from_configuration",
+    "output_name",
     "refuse_unlinkable",
 ]
 
@@ -50,6 +51,11 @@ def find(target: str, slim: bool = False) -> Toolchain:
         slim: Whether its output is to have nothing that the kernel does not use.
     """
     return CpuToolchain.find() if target == "cpu" else CudaToolchain.find(slim)
+
+
+def output_name(target: str) -> str:
+    """What the output for `target` is called, such as `kernel.cubin`."""
+    return CpuToolchain.filename if target == "cpu" else CudaToolchain.filename
 
 
 def from_configuration(configuration: dict[str, Any]) -> Toolchain:

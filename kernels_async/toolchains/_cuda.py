@@ -229,6 +229,15 @@ class CudaToolchain:
         ]
 
 
+def architectures(library: str) -> list[int]:
+    """The compute capabilities that NVRTC compiles for, such as 90, ascending.
+
+    Raises:
+        ToolchainError: It cannot be loaded.
+    """
+    return sorted(_Nvrtc(library).architectures())
+
+
 class _Nvrtc:
     """NVRTC's calls; the only place that knows `cuda.bindings`."""
 

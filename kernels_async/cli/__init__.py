@@ -1,0 +1,1 @@
+"""The command line `kernels-async`; it takes the extra `cli`."""

@@ -1,0 +1,145 @@
+"""What every command is: it gives an answer, for people or, with `--json`, for programs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Concatenate, ParamSpec, cast
+
+import typer
+
+from .._diagnostics import printable
+from .._errors import KernelsError, SpecificationError
+from .._record import Seal
+from .._store import Store, default_cache_dir
+from .._tiers import Place
+from ._ends import BROKEN_PIPE, CANNOT, GOOD, PROBLEMS, USAGE, forget_output
+from ._screen import Screen
+
+P = ParamSpec("P")
+
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir",
+        envvar="KERNELS_ASYNC_CACHE_DIR",
+        help="The cache directory; by default the user's.",
+        show_default=False,
+    ),
+]
+_Json = Annotated[
+    bool,
+    typer.Option("--json", help="Write one JSON document to standard output."),
+]
+
+
+class NotFoundError(KernelsError):
+    """What was asked for is not there."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command has to say.
+
+    Attributes:
+        document: For programs: what `--json` writes, beside `command` and `exit_code`.
+        show: For people: writes it to a screen.
+        code: The exit code.
+    """
+
+    document: Mapping[str, object]
+    show: Callable[[Screen], None]
+    code: int = GOOD
+
+
+def command(
+    app: typer.Typer, name: str
+) -> Callable[[Callable[Concatenate[Screen, P], Answer]], Callable[..., None]]:
+    """Make a command of a function that gets a screen for its progress, and its options.
+
+    It also has the option `--json`. What the library raises is told, as text or as JSON.
+
+    Args:
+        app: What the command belongs to.
+        name: How it is called there.
+    """
+
+    def decorate(
+        function: Callable[Concatenate[Screen, P], Answer],
+    ) -> Callable[..., None]:
+        work = cast(Callable[..., Answer], function)
+        _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
+
+        @functools.wraps(function)
+        def run(*, as_json: bool, **options: object) -> None:
+            screen = Screen(as_json)
+            called = f"{app.info.name} {name}" if isinstance(app.info.name, str) else name
+            code = answer(screen, called, functools.partial(work, screen, **options))
+            raise typer.Exit(code)
+
+        given = inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, annotation=_Json, default=False
+        )
+        by_name = inspect.Parameter.KEYWORD_ONLY
+        signature = [parameter.replace(kind=by_name) for parameter in parameters] + [given]
+        run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in signature}
+        app.command(name)(run)
+        return run
+
+    return decorate
+
+
+def answer(screen: Screen, called: str, work: Callable[[], Answer]) -> int:
+    """Do it, and write what came of it; the exit code."""
+    try:
+        given = work()
+        if screen.as_json:
+            screen.document({"command": called, "exit_code": given.code, **given.document})
+        else:
+            given.show(screen)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        forget_output()
+        return BROKEN_PIPE
+    except (KernelsError, OSError) as error:
+        return fail(screen, called, error, _code(error))
+    except Exception as error:  # noqa: BLE001 - a mistake of ours still has an exit code
+        traceback.print_exc()
+        return fail(screen, called, error, CANNOT)
+    return given.code
+
+
+def fail(screen: Screen, called: str | None, error: Exception, code: int) -> int:
+    """Tell an error; the exit code."""
+    text = printable(str(error)) or type(error).__name__
+    if screen.as_json:
+        told = {"kind": type(error).__name__, "message": text}
+        screen.document({"command": called, "exit_code": code, "error": told})
+    else:
+        screen.tell(f"kernels-async: {text}", "red")
+    return code
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, NotFoundError):
+        return PROBLEMS
+    return USAGE if isinstance(error, SpecificationError) else CANNOT
+
+
+def open_store(cache_dir: Path | None) -> Store:
+    """The store of a cache directory, for artifacts of every toolchain.
+
+    Raises:
+        SpecificationError: There is no such place.
+    """
+    if cache_dir is None and default_cache_dir() is None:
+        raise SpecificationError("there is no home directory: give --cache-dir")
+    place = Place.choose(cache_dir, (), None, None)
+    assert place.root is not None  # noqa: S101 - it was chosen
+    return Store(place.root, "kernel", seal=Seal(place.key))
