@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from .cli._ends import CANNOT, INTERRUPTED, ending
+from .cli._ends import CANNOT, ending
 
 _MISSING = "the command line needs Typer: pip install 'kernels_async[cli]'"
 
@@ -30,8 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             end.code = CANNOT
             _say_missing(given)
         else:
-            code = run(given)
-            end.code = end.interruption if code == INTERRUPTED else code
+            end.code = run(given)
     return end.code
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import logging
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Concatenate, ParamSpec, cast
@@ -18,7 +20,7 @@ from .._errors import KernelsError, SpecificationError
 from .._record import Seal
 from .._store import Store, default_cache_dir
 from .._tiers import Place
-from ._ends import BROKEN_PIPE, CANNOT, GOOD, PROBLEMS, USAGE, forget_output
+from ._ends import BROKEN_PIPE, CANNOT, GOOD, PROBLEMS, USAGE, forget_output, interruption
 from ._screen import Screen
 
 P = ParamSpec("P")
@@ -40,6 +42,10 @@ _Json = Annotated[
 
 class NotFoundError(KernelsError):
     """What was asked for is not there."""
+
+
+class CannotError(KernelsError):
+    """It cannot be done here."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,8 @@ def command(
 def answer(screen: Screen, called: str, work: Callable[[], Answer]) -> int:
     """Do it, and write what came of it; the exit code."""
     try:
-        given = work()
+        with _logging_to(screen):
+            given = work()
         if screen.as_json:
             screen.document({"command": called, "exit_code": given.code, **given.document})
         else:
@@ -107,12 +114,34 @@ def answer(screen: Screen, called: str, work: Callable[[], Answer]) -> int:
     except BrokenPipeError:
         forget_output()
         return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return fail(screen, called, InterruptedError("interrupted"), interruption())
     except (KernelsError, OSError) as error:
         return fail(screen, called, error, _code(error))
     except Exception as error:  # noqa: BLE001 - a mistake of ours still has an exit code
         traceback.print_exc()
         return fail(screen, called, error, CANNOT)
     return given.code
+
+
+@contextlib.contextmanager
+def _logging_to(screen: Screen) -> Iterator[None]:
+    """Have the library's warnings told like everything that is no answer."""
+    logger, handler = logging.getLogger("kernels_async"), _Handler(screen)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(logging.WARNING)
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._screen.tell(f"kernels-async: {printable(record.getMessage())}", "yellow")
 
 
 def fail(screen: Screen, called: str | None, error: Exception, code: int) -> int:

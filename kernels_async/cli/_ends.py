@@ -33,20 +33,27 @@ class End:
 
     Attributes:
         code: Its exit code.
-        interruption: The exit code if it is interrupted now.
     """
 
     def __init__(self) -> None:
         self.code = GOOD
-        self.interruption = INTERRUPTED
 
-    def terminate(self, number: int, frame: FrameType | None) -> None:
-        """Do on SIGTERM what SIGINT does: end the event loop's task, or the program."""
-        self.interruption = TERMINATED
-        handler = signal.getsignal(signal.SIGINT)
-        if not callable(handler):
-            raise KeyboardInterrupt
-        handler(number, frame)
+
+_terminated = threading.Event()
+
+
+def interruption() -> int:
+    """The exit code of what is interrupted now."""
+    return TERMINATED if _terminated.is_set() else INTERRUPTED
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Do on SIGTERM what SIGINT does: end the event loop's task, or the program."""
+    _terminated.set()
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        raise KeyboardInterrupt
+    handler(number, frame)
 
 
 @contextlib.contextmanager
@@ -58,12 +65,13 @@ def ending() -> Iterator[End]:
     """
     end = End()
     is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, end.terminate) if is_main else None
+    before = signal.signal(signal.SIGTERM, _terminate) if is_main else None
+    _terminated.clear()
     try:
         yield end
         sys.stdout.flush()
     except KeyboardInterrupt:
-        end.code = end.interruption
+        end.code = interruption()
     except BrokenPipeError:
         end.code = BROKEN_PIPE
         forget_output()

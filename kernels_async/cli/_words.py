@@ -63,6 +63,11 @@ def line(text: str) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says first."""
+    return line(str(error).strip().partition("\n")[0]) or type(error).__name__
+
+
 def shorten(text: str) -> str:
     """A text with each digest cut to its first digits."""
     return _DIGEST.sub(r"\1", line(text))
