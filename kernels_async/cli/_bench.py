@@ -10,18 +10,31 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from .._diagnostics import printable
+from .._private import remove_folder
 
 _LAST_WORDS = 400
-_ROOT = Path(__file__).parents[2]
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from kernels_async.cli._probe import main; main()"
-)
+_MOST_TRIES = 100
+_PACKAGE = Path(__file__).parents[1]
+_PROGRAM = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+folder = sys.argv.pop(1)
+spec = spec_from_file_location("kernels_async", f"{folder}/__init__.py")
+sys.modules["kernels_async"] = module_from_spec(spec)
+spec.loader.exec_module(sys.modules["kernels_async"])
+
+from kernels_async.cli._probe import main
+
+main()
+"""
+"""Runs `_probe` of this package, wherever another one is installed."""
 
 
 class ProbeError(Exception):
@@ -36,9 +49,7 @@ class Bench:
     """
 
     def __init__(self) -> None:
-        self._scratch = tempfile.TemporaryDirectory(
-            prefix="kernels_async-doctor-", ignore_cleanup_errors=True
-        )
+        self._scratch = Path(tempfile.mkdtemp(prefix="kernels_async-doctor-"))
         self._changing = threading.Lock()
         self._processes: set[subprocess.Popen[str]] = set()
         self._closed = False
@@ -57,7 +68,7 @@ class Bench:
             processes = list(self._processes)
         for process in processes:
             _end(process)
-        self._scratch.cleanup()
+        _remove(self._scratch)
 
     def probe(self, *arguments: str, seconds: float) -> dict[str, object]:
         """What a probe reports, see `_probe`.
@@ -83,14 +94,13 @@ class Bench:
 
     @contextlib.contextmanager
     def _started(self, arguments: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
-        scratch = tempfile.mkdtemp(dir=self._scratch.name)
+        scratch = tempfile.mkdtemp(dir=self._scratch)
         places = {"TMPDIR": scratch, "CUPY_CACHE_DIR": scratch}
         with self._changing:
             if self._closed:
                 raise ProbeError("it was not begun")
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, str(_ROOT), *arguments],
-                cwd=scratch,
+                [sys.executable, "-P", "-c", _PROGRAM, str(_PACKAGE), *arguments],
                 env=os.environ | places,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -104,6 +114,8 @@ class Bench:
             yield process
         finally:
             _end(process)
+            for pipe in filter(None, (process.stdout, process.stderr)):
+                pipe.close()
             with self._changing:
                 self._processes.discard(process)
 
@@ -115,6 +127,15 @@ def _end(process: subprocess.Popen[str]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(2)
+
+
+def _remove(folder: Path) -> None:
+    """Remove it, though a compiler of a probe that was killed may still write there."""
+    for _ in range(_MOST_TRIES):
+        remove_folder(folder)
+        if not folder.exists():
+            return
+        time.sleep(0.02)
 
 
 def _ending(code: int | None) -> str:
