@@ -83,6 +83,9 @@ def test_equal_artifacts_make_equal_bundles(source: Path, tmp_path: Path) -> Non
     imported(bundle, tmp_path / "target")
 
     assert exported(tmp_path / "target") == bundle
+    backwards = io.BytesIO()
+    write_bundle(store(source), keys(store(source), "")[::-1], backwards)
+    assert backwards.getvalue() == bundle
     infos = [info for info, _ in members(bundle)]
     assert {(info.mtime, info.uid, info.uname, info.mode) for info in infos} == {
         (0, 0, "", 0o644)
@@ -196,6 +199,11 @@ def lonely(parts: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     del parts[2]
 
 
+def ended(parts: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    """A record, and nothing more."""
+    del parts[2:]
+
+
 def foreign(parts: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     """No title."""
     del parts[0]
@@ -207,7 +215,7 @@ def later(parts: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     parts[0] = (info, data.replace(b'"layout": 1', b'"layout": 2'))
 
 
-@pytest.mark.parametrize("damage", [link, climb, huge, lonely, foreign, later])
+@pytest.mark.parametrize("damage", [link, climb, huge, lonely, ended, foreign, later])
 def test_what_no_bundle_has_is_refused(
     source: Path, tmp_path: Path, damage: Damage
 ) -> None:

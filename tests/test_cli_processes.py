@@ -148,7 +148,7 @@ def test_a_reader_that_goes_is_no_error(
     os.close(reader)
     done = subprocess.run(
         [*COMMAND, "cache", "ls", "--json"],
-        env=child_environment,
+        env=child_environment | {"PYTHONUNBUFFERED": ""},
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,

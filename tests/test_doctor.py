@@ -40,6 +40,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return folder
 
 
@@ -61,6 +63,7 @@ def test_a_machine_that_works_has_no_problems_and_is_left_as_it_was(
     assert list(document["counts"]) == ["ok", "note", "warning", "problem"]
     assert not cache_dir.exists()
     assert list(temporary.iterdir()) == []
+    assert not Path.home().exists()
 
 
 def test_problems_have_remedies_and_a_code(

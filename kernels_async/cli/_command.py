@@ -20,7 +20,7 @@ from .._errors import KernelsError, SpecificationError
 from .._record import Seal
 from .._store import Store, default_cache_dir
 from .._tiers import Place
-from ._ends import BROKEN_PIPE, CANNOT, GOOD, PROBLEMS, USAGE, forget_output, interruption
+from ._ends import BROKEN_PIPE, CANNOT, GOOD, PROBLEMS, USAGE, interruption
 from ._screen import Screen
 
 P = ParamSpec("P")
@@ -112,7 +112,6 @@ def answer(screen: Screen, called: str, work: Callable[[], Answer]) -> int:
             given.show(screen)
         sys.stdout.flush()
     except BrokenPipeError:
-        forget_output()
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return fail(screen, called, InterruptedError("interrupted"), interruption())

@@ -74,13 +74,13 @@ def ending() -> Iterator[End]:
         end.code = interruption()
     except BrokenPipeError:
         end.code = BROKEN_PIPE
-        forget_output()
+        _forget_output()
     finally:
         if is_main:
             signal.signal(signal.SIGTERM, before)
 
 
-def forget_output() -> None:
+def _forget_output() -> None:
     """Send what is still to be written nowhere: the interpreter flushes it at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
