@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import typer
 from rich.text import Text
@@ -15,7 +16,7 @@ from ._command import Answer, CacheDir, command
 from ._ends import GOOD, PROBLEMS
 from ._findings import Finding, Status, run_checks
 from ._screen import Screen
-from ._words import count, line
+from ._words import count
 
 _STYLES = {
     Status.OK: "green",
@@ -37,11 +38,14 @@ def doctor(screen: Screen, cache_dir: CacheDir = None) -> Answer:
     changes nothing but temporary files of its own.
     """
     with Bench() as bench, _watched(screen) as waiting:
+        groups = {
+            "machine": _machine_checks.checks(),
+            "compilers": _toolchain_checks.checks(bench),
+            "GPUs": _device_checks.checks(bench),
+            "places": _place_checks.checks(cache_dir),
+        }
         checks = [
-            *_machine_checks.checks(),
-            *_toolchain_checks.checks(bench),
-            *_device_checks.checks(bench),
-            *_place_checks.checks(cache_dir),
+            replace(check, group=name) for name, group in groups.items() for check in group
         ]
         findings = run_checks(checks, waiting)
     counts = Counter(finding.status for finding in findings)
@@ -64,7 +68,7 @@ def _watched(screen: Screen) -> Iterator[Callable[[Sequence[str]], None]]:
 
 
 def _show(screen: Screen, findings: Sequence[Finding], counts: Counter[Status]) -> None:
-    screen.table(("", "", ""), [row for finding in findings for row in _rows(finding)])
+    screen.table(("", "", "", ""), _rows(findings))
     problems, warnings = counts[Status.PROBLEM], counts[Status.WARNING]
     worst = Status.PROBLEM if problems else Status.WARNING if warnings else Status.OK
     text = f"{count(problems, 'problem')}, {count(warnings, 'warning')}"
@@ -72,11 +76,15 @@ def _show(screen: Screen, findings: Sequence[Finding], counts: Counter[Status]) 
     screen.print(text, _STYLES[worst])
 
 
-def _rows(finding: Finding) -> Iterator[tuple[Text, str, str]]:
-    status = Text(finding.status.value, _STYLES[finding.status])
-    first, *rest = finding.text.splitlines()
-    yield status, finding.check, first
-    for more in rest:
-        yield Text(), "", line(more)
-    if finding.remedy:
-        yield Text(), "", f"-> {finding.remedy}"
+def _rows(findings: Sequence[Finding]) -> Iterator[tuple[Text, Text, str, str]]:
+    nothing, group = Text(), ""
+    for finding in findings:
+        head = Text("" if finding.group == group else finding.group, "bold")
+        status = Text(finding.status.value, _STYLES[finding.status])
+        group = finding.group
+        first, *rest = finding.text.splitlines()
+        yield head, status, finding.check, first
+        for more in rest:
+            yield nothing, nothing, "", more
+        if finding.remedy:
+            yield nothing, nothing, "", f"-> {finding.remedy}"

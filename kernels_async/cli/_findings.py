@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from .._diagnostics import printable
@@ -34,16 +34,19 @@ class Finding:
         status: How bad it is.
         text: What was found.
         remedy: What to type or to do about it, or "".
+        group: What the check belongs to.
     """
 
     check: str
     status: Status
     text: str
     remedy: str = ""
+    group: str = ""
 
     def to_record(self) -> dict[str, str]:
         """The JSON form."""
         return {
+            "group": self.group,
             "check": self.check,
             "status": self.status.value,
             "text": self.text,
@@ -59,11 +62,13 @@ class Check:
         name: What it is called.
         look: Looks, and gives what it finds as it finds it.
         seconds: For how long it is waited for.
+        group: What it belongs to.
     """
 
     name: str
     look: Callable[[], Iterator[Finding]]
     seconds: float = 20.0
+    group: str = ""
 
 
 def ok(check: str, text: str) -> Finding:
@@ -124,7 +129,7 @@ class Running:
         if not self._over.is_set():
             text = f"it did not answer within {self.check.seconds:g} s"
             found.append(problem(self.check.name, text))
-        return found
+        return [replace(finding, group=self.check.group) for finding in found]
 
     def _run(self) -> None:
         try:

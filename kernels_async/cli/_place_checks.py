@@ -131,7 +131,10 @@ def _lock(files: Files, fd: int) -> Finding:
 
 def _entries(root: Path) -> Iterator[Finding]:
     store = Store(root, "kernel", seal=Seal(Place.choose(root, (), None, None).key))
-    found = [entry for prefix in prefixes(store) for entry in entries(store, prefix)]
+    try:
+        found = [entry for prefix in prefixes(store) for entry in entries(store, prefix)]
+    except PermissionError:  # a directory that is not trusted is told elsewhere
+        return
     total = sum(entry.size for entry in found)
     sealed = "" if store.seal.namespace == LAYOUT else ", sealed with the cache key"
     yield ok("cache entries", f"{count(len(found), 'artifact')}, {size(total)}{sealed}")
