@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated, Any, cast
 
 import typer
@@ -13,6 +12,7 @@ from . import _build, _cache, _doctor, _explain, _transfer
 from ._command import fail
 from ._ends import CODES, USAGE
 from ._screen import Screen
+from ._words import own_version
 
 _NAME = "kernels-async"
 _IS_RICH = Screen().out.is_terminal
@@ -36,7 +36,7 @@ _transfer.add_to(_cache.app)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"{_NAME} {version('kernels_async')}")
+        typer.echo(f"{_NAME} {own_version()}")
         raise typer.Exit
 
 

@@ -7,7 +7,6 @@ import platform
 import resource
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 
 from .._machine import (
     WORKER_BYTES,
@@ -17,7 +16,7 @@ from .._machine import (
     processors,
 )
 from ._findings import Check, Finding, ok, problem, warning
-from ._words import count, size
+from ._words import count, own_version, size
 
 _LEAST_FILES = 1024
 _LEAST_ADDRESSES = 16 << 30
@@ -36,7 +35,7 @@ def checks() -> list[Check]:
 def _versions() -> Iterator[Finding]:
     system, machine = platform.system(), platform.machine()
     text = (
-        f"kernels_async {version('kernels_async')}, Python {platform.python_version()} at "
+        f"kernels_async {own_version()}, Python {platform.python_version()} at "
         f"{sys.executable}, {system} {platform.release()} {machine}"
     )
     if system == "Linux" and machine in _MACHINES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import PackageNotFoundError, version
 
 from .._diagnostics import printable
 from .._errors import SpecificationError
@@ -71,6 +72,14 @@ def first_line(error: BaseException) -> str:
 def shorten(text: str) -> str:
     """A text with each digest cut to its first digits."""
     return _DIGEST.sub(r"\1", line(text))
+
+
+def own_version() -> str:
+    """The version of this package, if it is installed as one."""
+    try:
+        return version("kernels_async")
+    except PackageNotFoundError:
+        return "(not installed)"
 
 
 def count(number: int, noun: str) -> str:
