@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from kernels_async.__main__ import main
 from kernels_async._artifact import Output
 from kernels_async._diagnostics import Diagnostic, Severity
 from kernels_async._digest import artifact_key
@@ -41,6 +44,16 @@ class Ran:
 
 
 Run = Callable[..., Ran]
+
+
+def runner(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process."""
+
+    def run(*arguments: object) -> Ran:
+        code = main([str(argument) for argument in arguments])
+        return Ran(code, *capsys.readouterr())
+
+    return run
 
 
 def entries_of(symbol: str, target: str = "sm_90", **defines: str) -> dict[str, str]:

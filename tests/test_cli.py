@@ -17,11 +17,10 @@ from kernels_async import (
     Specialization,
     SpecificationError,
 )
-from kernels_async.__main__ import main
 from kernels_async._manifest import write_manifest
 from kernels_async.cli import _words
 from kernels_async.cli._ends import CODES
-from tests.commands import Ran, Run, put
+from tests.commands import Ran, Run, put, runner
 
 SOURCE = "template <class T> __global__ void scale(T* x) { int unused; *x *= FACTOR; }\n"
 
@@ -29,12 +28,7 @@ SOURCE = "template <class T> __global__ void scale(T* x) { int unused; *x *= FAC
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command in this process."""
-
-    def run(*arguments: object) -> Ran:
-        code = main([str(argument) for argument in arguments])
-        return Ran(code, *capsys.readouterr())
-
-    return run
+    return runner(capsys)
 
 
 @pytest.fixture
