@@ -159,6 +159,22 @@ def test_a_reader_that_goes_is_no_error(
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_terminal_that_lacks_letters_gets_escapes(
+    cache_dir: Path, child_environment: dict[str, str]
+) -> None:
+    """As in a container without a locale."""
+    put(cache_dir, "κ<int>")
+    done = subprocess.run(
+        [*COMMAND, "cache", "ls"],
+        env=child_environment | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+
+    assert done.returncode == 0
+    assert b"\\u03ba<int>" in done.stdout
+
+
 def test_a_bundle_goes_through_a_pipe(
     cache_dir: Path, tmp_path: Path, child_environment: dict[str, str]
 ) -> None:

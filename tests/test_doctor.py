@@ -254,3 +254,14 @@ def test_no_gpu_is_no_problem_but_a_driver_without_one_is(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     hidden = judged([], [13, 0])["GPU"]
     assert (hidden.status, hidden.remedy) == (Status.NOTE, "unset CUDA_VISIBLE_DEVICES")
+
+
+def test_a_cache_key_that_is_none_is_a_problem_of_the_cache_alone(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other checks go on."""
+    monkeypatch.setenv("KERNELS_ASYNC_CACHE_KEY", "")
+    findings = in_place(cache_dir)
+
+    assert findings["cache directory"].status is Status.PROBLEM
+    assert findings["temporary directory"].status is not Status.PROBLEM

@@ -57,7 +57,7 @@ KeyPrefix = Annotated[
 
 @command(app, "ls")
 def ls(
-    _: Screen,
+    screen: Screen,
     cache_dir: CacheDir = None,
     sort: Annotated[
         Sort,
@@ -75,7 +75,7 @@ def ls(
 ) -> Answer:
     """List the artifacts."""
     store = open_store(cache_dir)
-    found = list(listed(store))
+    found = _working(screen, f"reading {store.root}", lambda: list(listed(store)))
     rows = [
         row
         for item in found

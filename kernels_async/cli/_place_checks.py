@@ -21,7 +21,7 @@ from .._inventory import entries, prefixes
 from .._locks import is_network
 from .._private import user_folder
 from .._record import LAYOUT, Seal
-from .._store import ASIDE, Store, default_cache_dir
+from .._store import ASIDE, Store
 from .._tiers import Place
 from .._trust import OWN, open_root
 from ._findings import Check, Finding, from_error, note, ok, problem, warning
@@ -39,29 +39,22 @@ def checks(cache_dir: Path | None) -> list[Check]:
     Args:
         cache_dir: The cache directory, if it is chosen.
     """
-    root = Place.choose(cache_dir, (), None, None).root
-    found = [
+    return [
+        Check("cache directory", partial(_cache, cache_dir)),
+        Check("cache entries", partial(_entries, cache_dir), _SECONDS),
         Check("temporary directory", _temporary),
         Check("CuPy's directory", _cupys),
     ]
+
+
+def _cache(cache_dir: Path | None) -> Iterator[Finding]:
+    name, files = "cache directory", Files()
+    root = Place.choose(cache_dir, (), None, None).root
     if root is None:
-        return [Check("cache directory", _no_home), *found]
-    return [
-        Check("cache directory", partial(_cache, root, is_chosen=cache_dir is not None)),
-        Check("cache entries", partial(_entries, root), _SECONDS),
-        *found,
-    ]
-
-
-def _no_home() -> Iterator[Finding]:
-    text = "there is no home directory: artifacts are not kept"
-    yield warning("cache directory", text, "export KERNELS_ASYNC_CACHE_DIR=DIRECTORY")
-
-
-def _cache(root: Path, *, is_chosen: bool) -> Iterator[Finding]:
-    name = "cache directory"
-    why = "" if is_chosen or root != default_cache_dir() else _default_reason()
-    files = Files()
+        text = "there is no home directory: artifacts are not kept"
+        yield warning(name, text, "export KERNELS_ASYNC_CACHE_DIR=DIRECTORY")
+        return
+    why = "" if cache_dir is not None else _default_reason()
     try:
         fd = open_root(files, root, OWN)
     except FileNotFoundError:
@@ -129,8 +122,12 @@ def _lock(files: Files, fd: int) -> Finding:
     return ok("cache locks", "a file there can be written and locked")
 
 
-def _entries(root: Path) -> Iterator[Finding]:
-    store = Store(root, "kernel", seal=Seal(Place.choose(root, (), None, None).key))
+def _entries(cache_dir: Path | None) -> Iterator[Finding]:
+    place = Place.choose(cache_dir, (), None, None)
+    root = place.root
+    if root is None:
+        return
+    store = Store(root, "kernel", seal=Seal(place.key))
     try:
         found = [entry for prefix in prefixes(store) for entry in entries(store, prefix)]
     except PermissionError:  # a directory that is not trusted is told elsewhere

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -98,6 +99,8 @@ def _columns(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> Iterable[s
 
 
 def _console(stream: IO[str]) -> Console:
+    if isinstance(stream, io.TextIOWrapper):  # whatever the terminal can show
+        stream.reconfigure(errors="backslashreplace")
     is_plain = (
         not stream.isatty()
         or bool(os.environ.get("NO_COLOR"))
