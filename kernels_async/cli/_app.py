@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from .._errors import SpecificationError
-from . import _build, _cache, _doctor, _explain, _transfer
+from . import _build, _cache, _doctor, _explain, _report, _transfer
 from ._command import fail
 from ._ends import CODES, USAGE
 from ._screen import Screen
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(_cache.app, name="cache")
-for module in (_doctor, _build, _explain):
+for module in (_doctor, _build, _explain, _report):
     module.add_to(app)
 _transfer.add_to(_cache.app)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +11,16 @@ from typing import Annotated
 import typer
 
 from .._artifact import Artifact
+from .._collector import BuildCollector
 from .._compiler import Compiler
 from .._errors import SpecificationError
+from .._events import Listener
 from .._manifest import Manifest
 from ._building import Building, TargetBuild
 from ._command import Answer, CacheDir, CannotError, command, open_store
 from ._ends import GOOD, PROBLEMS
 from ._progress import Progress, kernel_name
+from ._report import TraceFile, check_place, write_report
 from ._screen import Screen
 from ._words import count, first_line, line, seconds, size
 
@@ -53,6 +57,11 @@ def build(
     slim: Annotated[
         bool, typer.Option("--slim", help="Leave out what a kernel does not use.")
     ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page of the build, as HTML."),
+    ] = None,
+    trace: TraceFile = None,
     cache_dir: CacheDir = None,
 ) -> Answer:
     """Compile all kernels of a manifest into the cache directory; no GPU is needed.
@@ -70,7 +79,10 @@ def build(
         )
         for name in _targets(target)
     ]
-    building = asyncio.run(_build(screen, manifest, compilers))
+    check_place(report, trace)
+    collector = BuildCollector(limit=sys.maxsize)
+    building = asyncio.run(_build(screen, manifest, compilers, collector))
+    write_report(collector.build(), report, trace)
     lost = building.not_kept(store.root)
     if lost:
         raise CannotError(
@@ -95,11 +107,13 @@ def _targets(given: Sequence[str]) -> list[str]:
     return chosen
 
 
-async def _build(screen: Screen, path: Path, compilers: Sequence[Compiler]) -> Building:
+async def _build(
+    screen: Screen, path: Path, compilers: Sequence[Compiler], listener: Listener
+) -> Building:
     progress = Progress(screen)
     building = Building(await Manifest.load(path), compilers, progress.settled)
     with progress.watching(building):
-        await building.run()
+        await building.run(listener)
     return building
 
 

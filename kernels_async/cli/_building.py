@@ -12,7 +12,7 @@ from pathlib import Path
 from .._artifact import Artifact
 from .._compiler import Compiler
 from .._errors import KernelsError, SpecificationError
-from .._events import Event
+from .._events import Event, Listener
 from .._manifest import Manifest, ManifestKernel
 
 
@@ -138,7 +138,7 @@ class Building:
             skipped = len(manifest.kernels) - len(kernels)
             self.targets.append(TargetBuild(compiler.target, kernels, skipped))
 
-    async def run(self, listener: Callable[[Event], None] | None = None) -> None:
+    async def run(self, listener: Listener) -> None:
         """Build all of it.
 
         Args:
@@ -153,8 +153,7 @@ class Building:
             for place, compiler in enumerate(self._compilers):
                 self.current, build = place, self.targets[place]
                 build.begun = time.monotonic()
-                if listener is not None:
-                    compiler.listen(listener)
+                compiler.listen(listener)
                 compiler.listen(_Watcher(compiler, build))
                 places = range(len(build.kernels))
                 work = [self._compile(compiler, build, place) for place in places]
