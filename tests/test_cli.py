@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import kernels_async.cli
 from kernels_async import (
     Manifest,
     ManifestKernel,
@@ -362,3 +363,32 @@ def test_a_document_has_no_other_text_around_it(run: Run, three: list[str]) -> N
     for command in (["cache", "ls"], ["cache", "verify"], ["cache", "show", three[0]]):
         out = run(*command, "--json").out
         assert json.loads(out)["command"] == " ".join(command[:2])
+
+
+def test_documents_have_the_shape_that_is_documented(
+    run: Run, three: list[str], tmp_path: Path
+) -> None:
+    """Each command's, as the package's docstring lists it."""
+    text = re.sub(r"\n {20}", " ", kernels_async.cli.__doc__ or "")
+    shapes = dict(re.findall(r"^    ([a-z ]+?)  +(\w.*)$", text, re.MULTILINE))
+    write_manifest(tmp_path / "m.json", Manifest())
+    arguments: dict[str, list[object]] = {
+        "build": [tmp_path / "m.json", "--target", "sm_90"],
+        "explain": [*three[:2]],
+        "report": ["-o", tmp_path / "page.html"],
+        "cache show": [*three[:1]],
+        "cache export": [tmp_path / "b.tar"],
+        "cache import": [tmp_path / "b.tar"],
+        "cache prune": ["--max-bytes", "1G"],
+        "cache clear": ["--yes"],
+    }
+    del shapes["doctor"]  # its own tests look at it
+
+    for name, shape in shapes.items():
+        document = run(*name.split(), *arguments.get(name, ()), "--json").document
+        listed = re.sub(r" \[.*?\]", "", shape).split(", ")
+        assert [*document] == ["command", "exit_code", *listed]
+        for field, inner in re.findall(r"(\w+) \[(.*?)\]", shape):
+            found = document[field]
+            first = found[0] if isinstance(found, list) and found else found
+            assert not first or [*first] == inner.split(", ")

@@ -44,7 +44,7 @@ def test_a_terminal_shows_bars_workers_and_colours(
     assert code == 0
     assert "━" in shown
     assert "0/2" in shown
-    assert re.search(r"worker 1.*k<\d>.* of (50|100) ms", shown)
+    assert re.search(r"worker 1.*k<\d>.* of about (50|100) ms", shown)
     assert "\x1b[1mTARGET" in shown
     assert "\r\ncpu" in shown[shown.rindex("TARGET") :]
 
@@ -70,6 +70,8 @@ def test_clear_asks_on_a_terminal(
 
     assert (code, place.exists()) == (1, True)
     assert "nothing was removed" in shown
+    ended, shown = in_terminal(["cache", "clear"], child_environment, b"\x04")
+    assert (ended, "Traceback" in shown, place.exists()) == (130, False, True)
     assert in_terminal(["cache", "clear"], child_environment, b"y\n")[0] == 0
     assert not place.exists()
 

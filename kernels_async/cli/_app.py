@@ -67,5 +67,3 @@ def run(arguments: Sequence[str]) -> int:
             return fail(Screen(as_json=True), None, told, USAGE)
         wrong.show()
         return USAGE
-    except typer.Abort:
-        return USAGE

@@ -64,9 +64,10 @@ def build(
     trace: TraceFile = None,
     cache_dir: CacheDir = None,
 ) -> Answer:
-    """Compile all kernels of a manifest into the cache directory; no GPU is needed.
+    """Compile a manifest's kernels into the cache.
 
-    What is there already is not compiled again. One kernel that fails fails alone.
+    No GPU is needed. What is there already is not compiled again. One kernel that fails
+    fails alone.
     """
     store = open_store(cache_dir)
     compilers = [

@@ -113,7 +113,7 @@ def answer(screen: Screen, called: str, work: Callable[[], Answer]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         return BROKEN_PIPE
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         return fail(screen, called, InterruptedError("interrupted"), interruption())
     except (KernelsError, OSError) as error:
         return fail(screen, called, error, _code(error))

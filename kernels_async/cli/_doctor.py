@@ -32,10 +32,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def doctor(screen: Screen, cache_dir: CacheDir = None) -> Answer:
-    """Check compilers, GPUs, cache and limits; say what is wrong, and what to do.
+    """Check this machine, and say what is wrong.
 
-    It compiles a small kernel with each compiler, and runs it where it can. It makes and
-    changes nothing but temporary files of its own.
+    Compilers, GPUs, cache and limits; each problem has its remedy. It compiles a small
+    kernel with each compiler, and runs it where it can. It makes and changes nothing
+    but temporary files of its own.
     """
     with Bench() as bench, _watched(screen) as waiting:
         groups = {

@@ -60,10 +60,10 @@ def explain(
     slim: Annotated[bool, typer.Option("--slim", help="The request is slim.")] = False,
     cache_dir: CacheDir = None,
 ) -> Answer:
-    """Say in what two artifacts differ, or why a request would miss an artifact.
+    """Say in what artifacts or requests differ.
 
-    The request is compared as this machine would make it: with its toolchain. Nothing is
-    compiled.
+    Of an artifact and a request that is why the request would miss it. The request is
+    compared as this machine would make it: with its toolchain. Nothing is compiled.
     """
     store = open_store(cache_dir)
     if (second is None) == (source is None):

@@ -92,7 +92,13 @@ class _View:
             texts.append(f"{found} from disk")
         if failed:
             texts.append(f"{failed} failed")
-        bar = ProgressBar(total=max(1, of), completed=build.done, width=_BAR)
+        bar = ProgressBar(
+            total=max(1, of),
+            completed=build.done,
+            width=_BAR,
+            complete_style="yellow" if failed else "green",
+            finished_style="yellow" if failed else "green",
+        )
         return [Text(build.target, "bold"), bar, Text(", ".join(texts)), self._time(build)]
 
     def _time(self, build: TargetBuild) -> Text:
@@ -109,7 +115,7 @@ class _View:
         for number, one in running:
             kernel = build.kernels[one.place]
             took, expected = time.monotonic() - one.since, kernel.seconds(build.target)
-            of = "" if expected is None else f" of {seconds(expected)}"
+            of = "" if expected is None else f" of about {seconds(expected)}"
             name = Text(kernel_name(kernel), overflow="ellipsis", no_wrap=True)
             workers.add_row(f"  worker {number}", name, f"{seconds(took)}{of}")
         waiting = build.waiting()

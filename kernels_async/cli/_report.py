@@ -59,9 +59,10 @@ def report(
     trace: TraceFile = None,
     cache_dir: CacheDir = None,
 ) -> Answer:
-    """Write a page: of a build, of what changed between two, or of the cache's artifacts.
+    """Write a page of a build, or of the cache.
 
-    The page is one file that needs no other, and holds the build itself.
+    Of two builds it is of what changed; without one it is of the cache's artifacts. The
+    page is one file that needs no other, and holds the build itself.
     """
     given = builds or []
     if len(given) > 2:
