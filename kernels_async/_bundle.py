@@ -28,7 +28,7 @@ from ._digest import artifact_key
 from ._errors import KernelsError
 from ._inventory import inspect
 from ._record import Record, Seal
-from ._store import LARGEST_OUTPUT, LARGEST_RECORD, RECORD, Store
+from ._store import LARGEST_OUTPUT, LARGEST_RECORD, RECORD, DamagedEntry, Store
 
 _TITLE = "kernels_async.json"
 _LARGEST_TITLE = 4096
@@ -71,17 +71,36 @@ class Imported:
     reason: str = ""
 
 
-def write_bundle(store: Store, keys: Sequence[str], stream: Writer) -> int:
-    """Write the artifacts of these keys; how many bytes.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written to a bundle.
+
+    Attributes:
+        size: Bytes.
+        keys: The artifacts that are in it.
+        lost: The keys of those that are not, as they are damaged or have gone.
+    """
+
+    size: int
+    keys: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+def write_bundle(store: Store, keys: Sequence[str], stream: Writer) -> Written:
+    """Write the artifacts of these keys, as far as they are there and sound.
 
     Raises:
-        DamagedEntry: One of them is not what the store would have written.
-        OSError: One is not there, or the bundle cannot be written.
+        OSError: The store cannot be read, or the bundle cannot be written.
     """
     title = json.dumps({"layout": 1, "sealed": store.seal.namespace}).encode()
-    size = _write(stream, _TITLE, title)
+    size, written, lost = _write(stream, _TITLE, title), [], []
     for key in sorted(keys):
-        artifact = inspect(store, key)
+        try:
+            artifact = inspect(store, key)
+        except (DamagedEntry, FileNotFoundError):
+            lost.append(key)
+            continue
+        written.append(key)
         output = Output(
             artifact.bytes,
             artifact.entry,
@@ -94,7 +113,7 @@ def write_bundle(store: Store, keys: Sequence[str], stream: Writer) -> int:
         size += _write(stream, f"{key}/{artifact.path.name}", artifact.bytes)
     end = b"\0" * (2 * _BLOCK)
     stream.write(end)
-    return size + len(end)
+    return Written(size + len(end), tuple(written), tuple(lost))
 
 
 def read_bundle(stream: Reader, store: Store) -> Iterator[Imported]:

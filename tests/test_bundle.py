@@ -26,7 +26,7 @@ def exported(root: Path, secret: bytes | None = None) -> bytes:
     """A bundle of everything in a cache directory."""
     stream = io.BytesIO()
     place = store(root, secret)
-    assert write_bundle(place, keys(place, ""), stream) == len(stream.getvalue())
+    assert write_bundle(place, keys(place, ""), stream).size == len(stream.getvalue())
     return stream.getvalue()
 
 

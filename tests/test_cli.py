@@ -195,6 +195,19 @@ def test_export_and_import_carry_artifacts(
     assert not list(tmp_path.glob(".*"))
 
 
+def test_an_export_leaves_out_what_is_damaged(
+    run: Run, three: list[str], cache_dir: Path, tmp_path: Path
+) -> None:
+    """With the rest it is whole, and its code says that something is missing."""
+    (cache_dir / "v1" / three[0][:2] / three[0][2:] / "kernel.cubin").write_bytes(b"")
+    ran = run("cache", "export", tmp_path / "b.tar", "--json")
+    there = run("cache", "import", tmp_path / "b.tar", "--cache-dir", tmp_path / "c")
+
+    assert (ran.code, ran.document["damaged"]) == (1, [three[0]])
+    assert ran.document["exported"] == sorted(three[1:])
+    assert (there.code, "imported 2 artifacts" in there.out) == (0, True)
+
+
 def test_an_import_of_another_key_is_refused(
     run: Run, three: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

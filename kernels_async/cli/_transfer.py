@@ -15,9 +15,8 @@ import typer
 from .._bundle import Imported, read_bundle, write_bundle
 from .._errors import SpecificationError
 from .._inventory import listed
-from .._store import DamagedEntry, Store
 from ._cache import find_key
-from ._command import Answer, CacheDir, NotFoundError, command, open_store
+from ._command import Answer, CacheDir, command, open_store
 from ._ends import GOOD, PROBLEMS
 from ._screen import Screen
 from ._words import count, line, size
@@ -52,40 +51,28 @@ def export(
     if screen.as_json and str(file) == _STREAM:
         raise SpecificationError("standard output is for the bundle or for JSON: not both")
     store = open_store(cache_dir)
-    chosen, damaged = _choose(store, keys or [])
+    chosen = {find_key(store, prefix) for prefix in keys or []}
+    if not keys:
+        chosen = {item.entry.key for item in listed(store)}
     with _written(file) as stream:
-        try:
-            total = write_bundle(store, chosen, stream)
-        except DamagedEntry as damage:
-            raise NotFoundError(
-                f"an artifact is damaged: {damage}: see kernels-async cache verify"
-            ) from damage
+        written = write_bundle(store, sorted(chosen), stream)
     document = {
         "directory": str(store.root),
         "file": str(file),
-        "exported": chosen,
-        "bytes": total,
-        "damaged": damaged,
+        "exported": written.keys,
+        "bytes": written.size,
+        "damaged": written.lost,
     }
 
     def show(screen: Screen) -> None:
         say = screen.tell if str(file) == _STREAM else screen.print
-        say(f"exported {count(len(chosen), 'artifact')}, {size(total)}, to {file}")
-        if damaged:
-            screen.tell(f"{count(len(damaged), 'damaged artifact')} left out", "yellow")
+        artifacts = count(len(written.keys), "artifact")
+        say(f"exported {artifacts}, {size(written.size)}, to {file}")
+        if written.lost:
+            text = f"{count(len(written.lost), 'damaged artifact')} left out"
+            screen.tell(f"{text}: see kernels-async cache verify", "yellow")
 
-    return Answer(document, show, PROBLEMS if damaged else GOOD)
-
-
-def _choose(store: Store, prefixes: list[str]) -> tuple[list[str], list[str]]:
-    """The keys that are meant, and those of entries that are damaged."""
-    if prefixes:
-        return sorted({find_key(store, prefix) for prefix in prefixes}), []
-    found = list(listed(store))
-    return (
-        [item.entry.key for item in found if item.record is not None],
-        [item.entry.key for item in found if item.record is None],
-    )
+    return Answer(document, show, PROBLEMS if written.lost else GOOD)
 
 
 @contextlib.contextmanager
