@@ -180,6 +180,7 @@ def test_a_cache_directory_that_is_not_used_is_a_problem(tmp_path: Path) -> None
 
     remedies = [whole["cache directory"].remedy, inner["cache directory"].remedy]
     assert remedies == [f"chmod 700 {tmp_path / 'open'}", f"chmod go-w {tmp_path / 'open'}"]
+    assert "cache entries" not in whole  # one cause is one problem
     assert in_place(tmp_path / "file")["cache directory"].status is Status.PROBLEM
 
 
