@@ -107,7 +107,7 @@ def test_a_report_does_not_replace_what_it_is_made_of(run: Run, tmp_path: Path) 
     assert run("report", page, "-o", page).code == 2
     assert run("report", page, "-o", other, "--trace", page).code == 2
     assert run("report", page, page, page, "-o", other).code == 2
-    assert run("report", tmp_path / "no.html", "-o", other).code == 2
+    assert run("report", tmp_path / "no.html", "-o", other).code == 3
     assert run("report", tmp_path / "none.html", "-o", other).code == 3
     assert page.read_bytes() == before
     assert not other.exists()

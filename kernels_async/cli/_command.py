@@ -114,6 +114,8 @@ def answer(screen: Screen, called: str, work: Callable[[], Answer]) -> int:
     except BrokenPipeError:
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
+        if screen.err.is_terminal:
+            screen.tell("")  # what was pressed is shown there
         return fail(screen, called, InterruptedError("interrupted"), interruption())
     except (KernelsError, OSError) as error:
         return fail(screen, called, error, _code(error))

@@ -25,7 +25,7 @@ from ..page import (
     render_page,
     trace_build,
 )
-from ._command import Answer, CacheDir, command, open_store
+from ._command import Answer, CacheDir, CannotError, command, open_store
 from ._screen import Screen
 from ._words import count, line, seconds, size
 
@@ -71,8 +71,8 @@ def report(
     if {path.absolute() for path in given} & {path.absolute() for path in written}:
         raise SpecificationError("the page would replace what it is made of: see --output")
     check_place(output, trace)
-    before = read_build(given[0]) if len(given) == 2 else None
-    build = read_build(given[-1]) if given else _of_cache(cache_dir)
+    before = _read(given[0]) if len(given) == 2 else None
+    build = _read(given[-1]) if given else _of_cache(cache_dir)
     write_report(build, output, trace, before)
     comparison = None if before is None else compare_builds(before, build)
     document = {
@@ -115,6 +115,13 @@ def write_report(
         replace_file(page, render_page(build, before))
     if trace is not None:
         replace_file(trace, json.dumps(trace_build(build)))
+
+
+def _read(file: Path) -> Build:
+    try:
+        return read_build(file)
+    except SpecificationError as error:
+        raise CannotError(str(error)) from error
 
 
 def _of_cache(cache_dir: Path | None) -> Build:
