@@ -18,7 +18,12 @@ from kernels_async._artifact import Artifact
 from kernels_async.devices._arguments import Converter, CupyMemory
 from kernels_async.devices._bound import lay_out
 from kernels_async.devices._cuda import CudaKernel
-from kernels_async.devices._parameters import check, parameter_sizes, passed_bytes
+from kernels_async.devices._parameters import (
+    check,
+    import_driver,
+    parameter_sizes,
+    passed_bytes,
+)
 from kernels_async.devices._streams import Handle, Streams
 from tests.arrays import Exported, Interfaced, Tensor
 
@@ -298,7 +303,8 @@ def test_without_a_driver_that_tells_parameters_it_is_said_once(
     """And nothing is checked."""
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
 
-    assert [parameter_sizes(0), parameter_sizes(0)] == [None, None]
+    drivers = [import_driver(), import_driver()]
+    assert [parameter_sizes(driver, 0) for driver in drivers] == [None, None]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith("launches are not checked: no driver tells")

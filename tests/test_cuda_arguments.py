@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ async def on_gpu(cupy: Any, warm_dir: Path) -> Any:
         yield kernels
 
 
-@pytest.fixture(params=["cupy", "external", "address", "protocol", "torch"])
+@pytest.fixture(params=["cupy", "external", "address", "protocol", "from another", "torch"])
 def kind(request: pytest.FixtureRequest) -> str:
     """Whose stream it is."""
     if request.param == "torch":
@@ -168,7 +169,7 @@ async def test_the_driver_tells_the_size_of_each_parameter(
         ),
         (("array", 1, np.int64(1)), "argument 2: .* 4 bytes, and int64 is passed as 8"),
         ((np.int32(1), 1, 1), "argument 0: .* 8 bytes, and int32 is passed as 4"),
-        ((np.zeros(3), 1, 1), "argument 0 is an array lies on no GPU"),
+        ((np.zeros(3), 1, 1), "argument 0 is an array that lies on no GPU"),
         (("array", 1 << 32, 1), "argument 1: .* 4 bytes, and int is passed as 8"),
     ],
     ids=str,
@@ -365,7 +366,10 @@ def as_kind(cupy: Any, stream: Any, kind: str) -> Any:
         case "cupy":
             return stream
         case "external":
-            return cupy.cuda.ExternalStream(stream.ptr)
+            with warnings.catch_warnings(action="ignore"):  # it is deprecated
+                return cupy.cuda.ExternalStream(stream.ptr)
+        case "from another":
+            return cupy.cuda.Stream.from_external(Protocol())
         case "address":
             return stream.ptr
         case "protocol":

@@ -169,5 +169,5 @@ class CupyMemory:
         """By `cupy.from_dlpack`, which copies nothing."""
         if stream is None:
             return self._cupy.from_dlpack(array)
-        with self._cupy.cuda.ExternalStream(stream.ptr):
+        with self._cupy.cuda.Stream.from_external(stream):
             return self._cupy.from_dlpack(array)

@@ -26,7 +26,7 @@ from .._types import Arguments, GlobalVariable, StreamLike
 from ._arguments import Converter, CupyMemory
 from ._base import BoundKernel, Kernel, refused, timed
 from ._bound import CudaBound
-from ._parameters import check, parameter_sizes
+from ._parameters import check, import_driver, parameter_sizes
 from ._streams import Streams
 
 _LARGE_BYTES = 32 << 10
@@ -169,6 +169,7 @@ class CudaDevice:
         self.ordinal = ordinal
         self.streams = Streams(ordinal, (cupy.cuda.Stream, cupy.cuda.ExternalStream))
         self.arguments = Converter(ordinal, CupyMemory(cupy))
+        self._driver = import_driver()
         self._thread = ThreadPoolExecutor(1, f"kernels_async-cuda:{ordinal}")
         self.name = f"cuda:{ordinal}"
         major, minor = (
@@ -218,7 +219,7 @@ class CudaDevice:
             path = copies.on_disk(name, artifact.bytes)
             module = self.cupy.RawModule(path=str(path))
             raw = module.get_function(artifact.entry)
-            sizes = parameter_sizes(raw.kernel.ptr)
+            sizes = parameter_sizes(self._driver, raw.kernel.ptr)
             return CudaKernel(self, artifact, module, raw, sizes)
         except Exception as error:  # noqa: BLE001 - CuPy raises what it likes
             return refused(self.name, artifact, error)

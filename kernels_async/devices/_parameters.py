@@ -13,15 +13,29 @@ _POINTER_BYTES = 8
 logger = logging.getLogger("kernels_async")
 
 
-def parameter_sizes(function: int) -> tuple[int, ...] | None:
+def import_driver() -> Any:
+    """The driver's own calls, or `None`; it takes its time, and holds up every thread."""
+    try:
+        from cuda.bindings import driver
+    except Exception as error:  # noqa: BLE001 - for want of a check no device must fail
+        _log_once(f"{type(error).__name__}: {error}")
+        return None
+    return driver
+
+
+def parameter_sizes(driver: Any, function: int) -> tuple[int, ...] | None:
     """The bytes of each parameter of a `CUfunction`; its device must be the current one.
+
+    Args:
+        driver: What `import_driver` gave.
+        function: Its address.
 
     Returns:
         `None` where it cannot be known: `cuFuncGetParamInfo` came with CUDA 12.4.
     """
+    if driver is None:
+        return None
     try:
-        from cuda.bindings import driver
-
         end = driver.CUresult.CUDA_ERROR_INVALID_VALUE
         handle = driver.CUfunction(function)
         sizes: list[int] = []

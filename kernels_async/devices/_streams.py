@@ -24,6 +24,9 @@ class Handle:
         self.ptr = ptr
         self.stream = stream
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return _PROTOCOL, self.ptr
+
 
 class Streams:
     """Gives CuPy's launch the streams of one device, and refuses another's.
