@@ -1,10 +1,24 @@
-"""A small inference server: softmax over JSON, one kernel for each row length.
+"""An inference server: softmax over JSON, with kernels that it compiles while it serves.
 
-The cache opens with the server. A request for a new row length compiles its kernel while
-every other request is answered::
+From the first moment it answers `/health`. Meanwhile it builds the kernels of a manifest,
+and `/ready` answers 503 until they are loaded. A row length that is not in the manifest is
+served by a generic kernel while its own is compiled. Requests of one row length that come
+together are one launch. `/metrics` is for Prometheus. SIGTERM ends it: no new connections,
+an answer to what runs, exit status 0::
 
     python examples/server.py --port 8000
     curl -s localhost:8000/softmax -d '{"rows": [[1, 2, 3], [0, 0, 0]]}'
+
+The manifest beside this file was recorded by the server itself, under the load of
+`load_test.py`::
+
+    python examples/load_test.py --record examples/kernels.manifest.json
+
+Where servers start from an image, compile it there; then nothing is compiled any more, and
+a request that would need it is refused with a 503 that says what is missing::
+
+    kernels-async build examples/kernels.manifest.json --target sm_90 --cache-dir /kernels
+    python examples/server.py --cache-dir /kernels --frozen
 """
 
 from __future__ import annotations
@@ -12,129 +26,266 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
+import logging
+import signal
+import sys
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Literal, NoReturn
 
+import anyio
+import anyio.abc
 import numpy as np
 import uvicorn
+from batching import Batcher, BatchFailed, Overloaded
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram
+from prometheus_client import generate_latest
+from softmax import GENERIC, LONGEST, SOFTMAX, Array, launch, special
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kernels_async import Artifact, Kernel, Kernels, KernelsError, Source, Specialization
-
-SOFTMAX = Source(
-    name="softmax.cu",
-    text=r"""
-extern "C" __global__ void softmax(const float* x, float* y) {
-    __shared__ float partial[BLOCK];
-    const float* in = x + blockIdx.x * COLUMNS;
-    float* out = y + blockIdx.x * COLUMNS;
-    int i = threadIdx.x;
-    float value = i < COLUMNS ? in[i] : in[0];
-    partial[i] = value;
-    __syncthreads();
-    for (int step = BLOCK / 2; step > 0; step /= 2) {
-        if (i < step) partial[i] = fmaxf(partial[i], partial[i + step]);
-        __syncthreads();
-    }
-    float power = i < COLUMNS ? expf(value - partial[0]) : 0.0f;
-    __syncthreads();
-    partial[i] = power;
-    __syncthreads();
-    for (int step = BLOCK / 2; step > 0; step /= 2) {
-        if (i < step) partial[i] += partial[i + step];
-        __syncthreads();
-    }
-    if (i < COLUMNS) out[i] = power / partial[0];
-}
-""",
+from kernels_async import (
+    FallbackPending,
+    FrozenError,
+    Kernels,
+    KernelsError,
+    LoggingReporter,
+    Manifest,
 )
-LONGEST = 1024
+
+Frozen = Literal[True, False, "warn"]
+
+MANIFEST = Path(__file__).with_name("kernels.manifest.json")
+MOST_BYTES = 256 << 10  # of one request: to parse more would hold up the others
+MOST_ROWS = 1024
+GRACE_SECONDS = 5
+
+logger = logging.getLogger("server")
 
 
-def block_size(columns: int) -> int:
-    """The least power of two that holds a row."""
-    return max(32, 1 << (columns - 1).bit_length())
+class Service:
+    """What serves requests: the kernels, the batches, and the counts of both.
 
+    Args:
+        kernels: An open cache.
+        tasks: Where batches run.
+    """
 
-def specialize(columns: int) -> tuple[Source, Specialization]:
-    """The softmax kernel for rows of that length."""
-    defines = {"COLUMNS": columns, "BLOCK": block_size(columns)}
-    return SOFTMAX, Specialization("softmax", defines)
+    def __init__(self, kernels: Kernels, tasks: anyio.abc.TaskGroup) -> None:
+        self.kernels = kernels
+        self.batcher = Batcher(tasks, self._run)
+        self.is_ready = False
+        self.trouble: str | None = None
+        self._by_columns: dict[int, FallbackPending] = {}
+        self.registry = CollectorRegistry()
+        self.answers = Counter(
+            "softmax_answers", "Answers by status.", ["status"], registry=self.registry
+        )
+        self.batches = Histogram(
+            "softmax_batch_requests",
+            "Requests that one launch answered.",
+            ["served"],
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+            registry=self.registry,
+        )
 
+    async def warm_up(self, manifest: Manifest) -> None:
+        """Load the generic kernel and those of the manifest; the server is ready then."""
+        try:
+            await self.kernels.get(SOFTMAX, GENERIC)
+            progress = await self.kernels.warm(manifest)
+        except KernelsError as error:
+            self.trouble = str(error)
+            logger.exception("the server will not be ready")
+        else:
+            self.is_ready = True
+            logger.info("ready: %s", progress)
 
-def launch(kernel: Kernel, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Run the kernel on rows in host memory and wait for the result."""
-    shape = (rows.shape[0],), (block_size(rows.shape[1]),)
-    if kernel.device == "cpu":
-        result = np.empty_like(rows)
-        kernel(*shape, (rows, result))
-        return result
-    import cupy
+    def pending(self, columns: int) -> FallbackPending:
+        """The kernel for rows of that length, and the generic one until it is there.
 
-    with cupy.cuda.Device(int(kernel.device.removeprefix("cuda:"))):
-        on_device = cupy.empty_like(rows)
-        kernel(*shape, (cupy.asarray(rows), on_device))
-        return np.asarray(on_device.get())
+        Raises:
+            FrozenError: It is in no manifest, and the cache is frozen.
+        """
+        pending = self._by_columns.get(columns)
+        if pending is None:
+            pending = self.kernels.request(SOFTMAX, special(columns), fallback=GENERIC)
+            self._by_columns[columns] = pending
+        return pending
+
+    async def _run(self, rows: Array) -> tuple[Array, str]:
+        pending = self.pending(rows.shape[1])
+        kernel = await pending
+        served = pending.serving or ""
+        return await asyncio.to_thread(launch, kernel, rows), served
 
 
 async def softmax(request: Request) -> Response:
-    """Resolve the kernel for the rows' length, run it, answer."""
+    """Answer with the softmax of each row, and with what computed it."""
+    service: Service = request.app.state.service
+    response = await _softmax(service, request)
+    service.answers.labels(response.status_code).inc()
+    return response
+
+
+async def _softmax(service: Service, request: Request) -> Response:
     try:
-        rows = np.asarray((await request.json())["rows"], np.float32)
-    except (KeyError, TypeError, ValueError):
-        return JSONResponse({"error": 'send {"rows": [[...], ...]}'}, 400)
-    if rows.ndim != 2 or not 1 <= rows.shape[1] <= LONGEST or not np.isfinite(rows).all():
-        return JSONResponse({"error": f"send rows of 1 to {LONGEST} finite numbers"}, 400)
+        rows = await _rows(request)
+    except ClientDisconnect:
+        return Response(status_code=400)
+    except ValueError as error:
+        return JSONResponse({"error": str(error)}, 400)
+    columns = rows.shape[1]
     try:
-        kernel = await request.app.state.by_columns.get(rows.shape[1], specialize)
-    except KernelsError as error:
+        service.pending(columns)
+        result = await service.batcher.submit(rows)
+    except FrozenError as error:
+        missing = special(columns).symbol
+        return JSONResponse({"error": str(error), "missing": missing}, 503)
+    except Overloaded as error:
+        return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
+    except (KernelsError, BatchFailed) as error:
         return JSONResponse({"error": str(error)}, 500)
-    result = await asyncio.to_thread(launch, kernel, rows)
-    return JSONResponse({"rows": result.tolist(), "device": kernel.device})
-
-
-async def health(request: Request) -> Response:
-    """Answers at once, whatever compiles."""
-    kernels: Kernels = request.app.state.kernels
-    return JSONResponse({"kernels": repr(kernels), "loaded": len(kernels)})
-
-
-def report(artifact: Artifact) -> None:
-    """One line for each kernel that is built."""
-    print(
-        f"{artifact.symbol} for {artifact.target}: {artifact.origin}, "
-        f"{artifact.compile_seconds:.2f} s, {artifact.resources}",
-        flush=True,
+    service.batches.labels(result.served).observe(result.batch)
+    return JSONResponse(
+        {"rows": result.rows.tolist(), "served": result.served, "batch": result.batch}
     )
 
 
-def make_app(device: str | None = None, cache_dir: str | None = None) -> Starlette:
-    """The application; its lifespan holds the cache open."""
+async def _rows(request: Request) -> Array:
+    """The rows of a request.
+
+    Raises:
+        ValueError: There are none that can be served; the text tells the client why.
+        ClientDisconnect: The client left before it had sent them.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise ValueError(f"send at most {MOST_BYTES} bytes")
+    try:
+        with np.errstate(over="ignore"):
+            rows = np.asarray(json.loads(body)["rows"], np.float32)
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        raise ValueError('send {"rows": [[...], ...]}') from None
+    if rows.ndim != 2 or not np.isfinite(rows).all():
+        raise ValueError("send rows of finite numbers, all of one length")
+    count, columns = rows.shape
+    if not (1 <= count <= MOST_ROWS and 1 <= columns <= LONGEST):
+        raise ValueError(f"send 1 to {MOST_ROWS} rows of 1 to {LONGEST} numbers")
+    return rows
+
+
+async def health(request: Request) -> Response:
+    """Liveness: answers at once, whatever compiles."""
+    kernels: Kernels = request.app.state.service.kernels
+    return JSONResponse({"kernels": repr(kernels), "loaded": len(kernels)})
+
+
+async def ready(request: Request) -> Response:
+    """Readiness: 503 with how far the warm-up is, until it is through."""
+    service: Service = request.app.state.service
+    progress = service.kernels.progress()
+    told = {
+        "ready": service.is_ready,
+        "loaded": progress.loaded,
+        "failed": progress.failed,
+        "total": progress.total,
+        "seconds": progress.seconds,
+        "seconds_left": progress.seconds_left,
+        "error": service.trouble,
+    }
+    return JSONResponse(told, 200 if service.is_ready else 503)
+
+
+async def metrics(request: Request) -> Response:
+    """The counts, as Prometheus reads them."""
+    service: Service = request.app.state.service
+    return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def make_app(
+    device: str | None = None,
+    cache_dir: str | None = None,
+    manifest: Manifest | None = None,
+    frozen: Frozen = False,
+    record: Path | None = None,
+) -> Starlette:
+    """The application; its lifespan holds the cache open, and warms it up meanwhile."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with Kernels.open(device, cache_dir=cache_dir) as kernels:
-            app.state.kernels = kernels.reporting(report)
-            app.state.by_columns = kernels.keyed()
+        async with (
+            Kernels.open(device, cache_dir=cache_dir, frozen=frozen) as kernels,
+            anyio.create_task_group() as tasks,
+        ):
+            kernels.reporting(LoggingReporter(logger))
+            if record is not None:
+                kernels.record(record)
+            app.state.service = service = Service(kernels, tasks)
+            tasks.start_soon(service.warm_up, manifest or Manifest())
             yield
+            tasks.cancel_scope.cancel()  # every request has been answered by now
 
-    routes = [Route("/softmax", softmax, methods=["POST"]), Route("/health", health)]
+    routes = [
+        Route("/softmax", softmax, methods=["POST"]),
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/metrics", metrics),
+    ]
     return Starlette(routes=routes, lifespan=lifespan)
 
 
+def _exit(number: int, frame: object) -> NoReturn:
+    """End well: uvicorn raises SIGTERM once more when it has ended everything."""
+    sys.exit(0)
+
+
 def main() -> None:
-    """Serve until interrupted."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--device", help="'cpu' or such as 'cuda:0'")
-    parser.add_argument("--cache-dir")
+    """Serve until interrupted or terminated."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=8000)
+    add("--device", help="'cpu' or such as 'cuda:0'")
+    add("--cache-dir")
+    add("--manifest", type=Path, default=MANIFEST, help="the kernels to warm up with")
+    add("--no-manifest", action="store_true", help="begin with none")
+    add(
+        "--frozen",
+        choices=("true", "warn"),
+        nargs="?",
+        const="true",
+        help="once warm, refuse what would have to be compiled, or log it",
+    )
+    add("--record", type=Path, help="a manifest to add to what is asked for")
     options = parser.parse_args()
-    app = make_app(options.device, options.cache_dir)
-    print(f"serving http://127.0.0.1:{options.port}, until interrupted", flush=True)
-    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO)
+    try:
+        manifest = (
+            Manifest()
+            if options.no_manifest
+            else asyncio.run(Manifest.load(options.manifest))
+        )
+    except (KernelsError, OSError) as error:
+        parser.error(str(error))
+    frozen: Frozen = {None: False, "true": True, "warn": "warn"}[options.frozen]
+    app = make_app(options.device, options.cache_dir, manifest, frozen, options.record)
+    signal.signal(signal.SIGTERM, _exit)
+    print(f"serving http://{options.host}:{options.port}, until interrupted", flush=True)
+    uvicorn.run(
+        app,
+        host=options.host,
+        port=options.port,
+        log_level="warning",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
 
 
 if __name__ == "__main__":
