@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from anyio.abc import TaskGroup
+
 from softmax import Array
 
 

@@ -18,15 +18,16 @@ import argparse
 import asyncio
 import contextlib
 import json
-import random
 import socket
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, quantiles
+from statistics import mean
+
+import numpy as np
 
 SERVER = Path(__file__).with_name("server.py")
 COLUMNS = (16, 50, 64, 100, 128, 200, 256, 384, 500, 512, 768, 1000)
@@ -145,20 +146,17 @@ async def until(
             await asyncio.sleep(0.02)
 
 
-def bodies(lengths: list[int]) -> list[bytes]:
+def bodies(lengths: Sequence[int]) -> list[bytes]:
     """One request for each row length."""
-    draw = random.Random(0)
-    return [
-        json.dumps(
-            {"rows": [[round(draw.gauss(), 3) for _ in range(n)] for _ in range(ROWS)]}
-        ).encode()
-        for n in lengths
-    ]
+    draw = np.random.default_rng(0)
+    rows = [draw.standard_normal((ROWS, columns)).round(3) for columns in lengths]
+    return [json.dumps({"rows": one.tolist()}).encode() for one in rows]
 
 
 async def load(client: Client, options: argparse.Namespace, measured: Measured) -> None:
     """Send requests at random times, `rate` a second on average, and await the answers."""
-    loop, draw, choices = asyncio.get_running_loop(), random.Random(1), bodies(options.columns)
+    loop, draw = asyncio.get_running_loop(), np.random.default_rng(1)
+    choices = bodies(options.columns)
 
     async def request(due: float, body: bytes) -> None:
         try:
@@ -176,9 +174,9 @@ async def load(client: Client, options: argparse.Namespace, measured: Measured) 
 
     began = due = loop.time()
     async with asyncio.TaskGroup() as tasks:
-        while (due := due + draw.expovariate(options.rate)) < began + options.seconds:
+        while (due := due + draw.exponential(1 / options.rate)) < began + options.seconds:
             await asyncio.sleep(due - loop.time())
-            tasks.create_task(request(due, draw.choice(choices)))
+            tasks.create_task(request(due, choices[draw.integers(len(choices))]))
     measured.seconds = loop.time() - began
 
 
@@ -208,8 +206,7 @@ def row(name: str, measured: Measured) -> tuple[str, ...]:
     """A row of the table."""
     errors = ", ".join(f"{n} x {kind}" for kind, n in measured.errors.items())
     answers = len(measured.latencies)
-    cuts = quantiles(measured.latencies, n=100, method="inclusive")
-    times = (cuts[49], cuts[89], cuts[98], max(measured.latencies))
+    times = np.percentile(measured.latencies, (50, 90, 99, 100))
     return (
         name,
         f"{measured.ready:.1f} s",
@@ -236,19 +233,19 @@ async def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", help="'cpu' or such as 'cuda:0'")
-    parser.add_argument("--rate", type=float, default=200, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=5)
-    parser.add_argument("--columns", type=int, nargs="+", default=COLUMNS, help="row lengths")
-    parser.add_argument("--record", type=Path, help="write the server's manifest")
-    parser.add_argument("--manifest", type=Path, help="by default that of the server")
+    add = parser.add_argument
+    add("--device", help="'cpu' or such as 'cuda:0'")
+    add("--rate", type=float, default=200, help="requests a second")
+    add("--seconds", type=float, default=5)
+    add("--columns", type=int, nargs="+", default=COLUMNS, help="lengths of rows")
+    add("--manifest", type=Path, help="by default that of the server")
+    add("--record", type=Path, help="have the server write one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="load-test-") as folder:
         cold, warm = ("--cache-dir", f"{folder}/1"), ("--cache-dir", f"{folder}/2")
         known = ("--manifest", str(options.manifest)) if options.manifest else ()
-        unknown = ("--no-manifest", *cold)
-        if options.record:
-            unknown += ("--record", str(options.record))
+        recording = ("--record", str(options.record)) if options.record else ()
+        unknown = ("--no-manifest", *cold, *recording)
         rows = [row("no manifest", await scenario(options, *unknown, ready=False))]
         if not options.record:
             rows += [

@@ -32,21 +32,25 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import anyio
 import anyio.abc
 import numpy as np
 import uvicorn
-from batching import Batcher, BatchFailed, Overloaded
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram
-from prometheus_client import generate_latest
-from softmax import GENERIC, LONGEST, SOFTMAX, Array, launch, special
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from batching import Batcher, BatchFailed, Overloaded
 from kernels_async import (
     FallbackPending,
     FrozenError,
@@ -55,8 +59,10 @@ from kernels_async import (
     LoggingReporter,
     Manifest,
 )
+from softmax import GENERIC, LONGEST, SOFTMAX, Array, launch, special
 
 Frozen = Literal[True, False, "warn"]
+FROZEN: dict[str | None, Frozen] = {None: False, "true": True, "warn": "warn"}
 
 MANIFEST = Path(__file__).with_name("kernels.manifest.json")
 MOST_BYTES = 256 << 10  # of one request: to parse more would hold up the others
@@ -240,11 +246,6 @@ def make_app(
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-def _exit(number: int, frame: object) -> NoReturn:
-    """End well: uvicorn raises SIGTERM once more when it has ended everything."""
-    sys.exit(0)
-
-
 def main() -> None:
     """Serve until interrupted or terminated."""
     parser = argparse.ArgumentParser(
@@ -275,9 +276,15 @@ def main() -> None:
         )
     except (KernelsError, OSError) as error:
         parser.error(str(error))
-    frozen: Frozen = {None: False, "true": True, "warn": "warn"}[options.frozen]
-    app = make_app(options.device, options.cache_dir, manifest, frozen, options.record)
-    signal.signal(signal.SIGTERM, _exit)
+    app = make_app(
+        options.device,
+        options.cache_dir,
+        manifest,
+        FROZEN[options.frozen],
+        options.record,
+    )
+    # uvicorn raises the signal again once it has ended everything
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"serving http://{options.host}:{options.port}, until interrupted", flush=True)
     uvicorn.run(
         app,

@@ -26,14 +26,16 @@ struct Max { static __device__ float of(float a, float b) { return fmaxf(a, b); 
 template <class Op>
 __device__ float combine(float value) {
     __shared__ float partial[BLOCK];
-    partial[threadIdx.x] = value;
+    const int i = threadIdx.x;
+    partial[i] = value;
     __syncthreads();
     for (int step = BLOCK / 2; step > 0; step /= 2) {
-        if (threadIdx.x < step)
-            partial[threadIdx.x] = Op::of(partial[threadIdx.x], partial[threadIdx.x + step]);
+        if (i < step) partial[i] = Op::of(partial[i], partial[i + step]);
         __syncthreads();
     }
-    return partial[0];
+    const float total = partial[0];
+    __syncthreads();
+    return total;
 }
 
 // One block a row: y = exp(x - max(x)) / sum(exp(x - max(x))). With COLUMNS the compiler
@@ -53,6 +55,7 @@ __global__ void softmax(const float* x, float* y, int columns) {
 }
 """,
 )
+
 
 def special(columns: int) -> Specialization:
     """The kernel for rows of that length; it is launched as the generic one is."""
