@@ -1,4 +1,4 @@
-"""An autotuner: fifty variants of a matrix product, compiled in one batch, the fastest kept.
+"""An autotuner: fifty variants of a matrix product, built in one batch, the fastest kept.
 
 A variant is a set of defines: the tile that a block computes, how many of its numbers a
 thread does, how far the loop is unrolled, how many blocks are to fit on a multiprocessor.

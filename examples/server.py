@@ -42,6 +42,7 @@ from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     generate_latest,
 )
@@ -90,6 +91,8 @@ class Service:
         self.answers = Counter(
             "softmax_answers", "Answers by status.", ["status"], registry=self.registry
         )
+        waiting = Gauge("softmax_rows", "Rows that wait or run.", registry=self.registry)
+        waiting.set_function(lambda: self.batcher.rows)
         self.batches = Histogram(
             "softmax_batch_requests",
             "Requests that one launch answered.",

@@ -175,7 +175,7 @@ def check(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> float:
     gate, value, dy = torch.randn(3, *shape, dtype=dtype, device=device)
     inputs = [gate.requires_grad_(), value.requires_grad_()]
     ours, theirs = (gradients(one, inputs, dy) for one in (swiglu, reference))
-    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
 def seconds(operator: Callable[[Tensor, Tensor], Tensor], device: str) -> float:

@@ -1,21 +1,11 @@
-"""Tests of the README and the examples: they run as written."""
+"""Tests of the README and the quickstart: they run as written."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-import socket
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
-
-import h11  # noqa: F401 - else httpx imports it in the loop
-import httpcore  # noqa: F401
-import httpx
-import numpy as np
-import pytest
-from numpy.random import default_rng
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -76,73 +66,3 @@ async def test_the_quickstart_runs_cold_and_warm(
     assert out.count(" compiled ") == 12
     assert out.count(" disk ") == 12
     assert out.count("a memory hit takes") == 2
-
-
-@contextlib.asynccontextmanager
-async def serve(
-    cache_dir: Path, environment: dict[str, str]
-) -> AsyncIterator[httpx.AsyncClient]:
-    """The example's server in a process of its own, on loopback."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-Werror", str(ROOT / "examples" / "server.py")),
-        *("--port", str(port), "--device", "cpu", "--cache-dir", str(cache_dir)),
-        env=environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}",
-        verify=False,  # noqa: S501 - making a TLS context would hold the loop
-    ) as client:
-        async with asyncio.timeout(30):
-            while process.returncode is None:
-                with contextlib.suppress(httpx.ConnectError):
-                    await client.get("/health")
-                    break
-                await asyncio.sleep(0.05)
-        try:
-            yield client
-        finally:
-            process.terminate()
-            _, err = await process.communicate()
-    assert err == b""
-
-
-async def test_the_server_answers_while_other_kernels_compile(
-    cache_dir: Path, child_environment: dict[str, str]
-) -> None:
-    """A request for a new row length compiles; every other one is answered meanwhile."""
-    async with serve(cache_dir, child_environment) as client:
-
-        async def ask(columns: int) -> None:
-            rows = default_rng(columns).standard_normal((3, columns))
-            answer = await client.post("/softmax", json={"rows": rows.tolist()}, timeout=30)
-            powers = np.exp(rows - rows.max(1, keepdims=True))
-            expected = powers / powers.sum(1, keepdims=True)
-            assert answer.status_code == 200
-            assert np.abs(np.array(answer.json()["rows"]) - expected).max() < 1e-5
-
-        asking = asyncio.gather(*(ask(columns) for columns in (1, 7, 100, 1000)))
-        answered = 0
-        while not asking.done():
-            health = (await client.get("/health")).json()
-            answered += health["loaded"] < 4
-        await asking
-        assert answered > 5
-        assert (await client.get("/health")).json()["loaded"] == 4
-        await ask(7)
-
-
-@pytest.mark.parametrize(
-    "body",
-    ["", "{}", '{"rows": 1}', '{"rows": [[]]}', '{"rows": ["x"]}', '{"rows": [[1, NaN]]}'],
-)
-async def test_the_server_refuses_what_it_cannot_answer(
-    cache_dir: Path, child_environment: dict[str, str], body: str
-) -> None:
-    """With a 400, not a crash."""
-    async with serve(cache_dir, child_environment) as client:
-        assert (await client.post("/softmax", content=body)).status_code == 400
