@@ -220,15 +220,21 @@ async def test_a_server_that_starts_from_an_image_compiles_nothing(
     path, image = tmp_path / "kernels.manifest.json", tmp_path / "image"
     recording = ("--no-manifest", "--record", str(path))
     async with serve(child_environment, *recording) as server:
-        await asyncio.gather(*(server.right(numbers(columns)) for columns in (3, 3, 40)))
+        await server.right(numbers(3))
         async with asyncio.timeout(30):
-            while (await server.client.get("/health")).json()["loaded"] < 3:
+            while (await server.client.get("/health")).json()["loaded"] < 2:
                 await asyncio.sleep(0.02)
     symbols = {kernel.specialization for kernel in (await Manifest.load(path)).kernels}
-    assert symbols == {GENERIC, special(3), special(40)}
+    assert symbols == {GENERIC, special(3)}
 
     command = ("build", str(path), "--target", "cpu", "--cache-dir", str(image))
-    await output(child_environment, "-m", "kernels_async", *command)
+    building = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kernels_async", *command),
+        env=child_environment,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert await building.wait() == 0
 
     warm = ("--manifest", str(path), "--cache-dir", str(image), "--frozen")
     async with serve(child_environment, *warm) as server:
@@ -239,7 +245,7 @@ async def test_a_server_that_starts_from_an_image_compiles_nothing(
         assert answer.json()["missing"] == "softmax<41>"
         assert "softmax<41>" in answer.json()["error"]
         await server.end()
-    assert len(re.findall("softmax<.*: disk,", server.log)) == 3
+    assert len(re.findall("softmax<.*: disk,", server.log)) == 2
     assert ": compiled," not in server.log
 
     async with serve(child_environment, *warm, "warn") as server:
