@@ -28,9 +28,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import autotune
 import load_test
 from batching import Batcher, BatchFailed, Overloaded
-from kernels_async import Kernels, Manifest
+from kernels_async import Kernels, Manifest, ManifestKernel, Specialization
 from softmax import GENERIC, SOFTMAX, Array, special
 from tests.processes import ROOT, output
+from tests.soak.workload import ENDLESS
 
 EXAMPLES = ROOT / "examples"
 
@@ -202,10 +203,12 @@ async def test_an_overloaded_server_says_when_to_come_again(
 
 
 async def test_a_terminated_server_answers_what_runs_and_ends_well(
-    child_environment: dict[str, str],
+    tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
-    """SIGTERM while a kernel compiles that somebody waits for; exit status 0."""
-    async with serve(child_environment, "--no-manifest") as server:
+    """SIGTERM while it compiles what somebody waits for; a warm-up does not hold it up."""
+    path = tmp_path / "kernels.manifest.json"
+    await Manifest((ManifestKernel(ENDLESS, Specialization("endless")),)).save(path)
+    async with serve(child_environment, "--manifest", str(path)) as server:
         asking = asyncio.create_task(server.right(numbers(5)))
         while "softmax_rows 3.0" not in (await server.client.get("/metrics")).text:
             assert not asking.done()
@@ -294,9 +297,14 @@ async def doubled(rows: Array) -> tuple[Array, str]:
 async def test_requests_that_come_together_are_one_batch() -> None:
     """Each gets its own rows back; another length is another batch."""
     async with anyio.create_task_group() as tasks:
-        batcher = Batcher(tasks, doubled)
+        batcher = Batcher(tasks, doubled, window=0.2)
         asked = [numbers(4, 1), numbers(4, 3), numbers(5, 2), numbers(4, 2)]
-        results = await asyncio.gather(*map(batcher.submit, asked))
+        asking = []
+        for rows in asked:
+            asking.append(asyncio.create_task(batcher.submit(rows)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        results = await asyncio.gather(*asking)
     for rows, result in zip(asked, results, strict=True):
         assert np.array_equal(result.rows, rows * 2)
     assert [result.batch for result in results] == [3, 3, 1, 3]
@@ -354,6 +362,7 @@ async def test_a_request_whose_client_left_is_left_out() -> None:
         running, kept, waiting, last = (
             asyncio.create_task(batcher.submit(numbers(4, rows))) for rows in (1, 2, 3, 4)
         )
+        await asyncio.sleep(0)
         waiting.cancel()
         await started.wait()
         running.cancel()
