@@ -450,6 +450,7 @@ async def test_the_notebook_runs_from_top_to_bottom() -> None:
     assert names["x"].tolist() == [2.0 * i for i in range(8)]
     assert "'missing' was not declared" in str(names["failure"])
     assert names["progress"].loaded == 4
+    assert [kernel.state for kernel in names["page"].build.kernels].count("failed") == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
