@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
 
 import numpy as np
 
@@ -34,6 +33,7 @@ COLUMNS = (16, 50, 64, 100, 128, 200, 256, 384, 500, 512, 768, 1000)
 ROWS = 4
 MOST_CONNECTIONS = 512
 KEPT_SECONDS = 3.0  # uvicorn closes them after five
+STARTS_SECONDS = 120
 
 
 @dataclass(slots=True)
@@ -112,8 +112,11 @@ def _head(head: bytes) -> tuple[int, int]:
 
 
 @contextlib.asynccontextmanager
-async def serving(*arguments: str) -> AsyncIterator[Client]:
-    """The server in a process of its own, alive; it is terminated at the end."""
+async def serving(path: str, *arguments: str) -> AsyncIterator[Client]:
+    """The server in a process of its own, from when it answers at `path` with 200.
+
+    At the end it is terminated.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -123,27 +126,19 @@ async def serving(*arguments: str) -> AsyncIterator[Client]:
     )
     client = Client(port)
     try:
-        await until(client, "/health", process)
+        async with asyncio.timeout(STARTS_SECONDS):
+            while process.returncode is None:
+                with contextlib.suppress(OSError):
+                    if (await client.ask(path))[0] == 200:
+                        break
+                await asyncio.sleep(0.02)
         yield client
     finally:
         await client.aclose()
         if process.returncode is None:
             process.terminate()
-        status = await process.wait()
-    if status:
-        raise SystemExit(f"the server ended with status {status}")
-
-
-async def until(
-    client: Client, path: str, process: asyncio.subprocess.Process | None = None
-) -> None:
-    """Wait until the server answers with 200 there; two minutes at most."""
-    async with asyncio.timeout(120):
-        while process is None or process.returncode is None:
-            with contextlib.suppress(OSError):
-                if (await client.ask(path))[0] == 200:
-                    return
-            await asyncio.sleep(0.02)
+        if status := await process.wait():
+            raise SystemExit(f"the server ended with status {status}")
 
 
 def bodies(lengths: Sequence[int]) -> list[bytes]:
@@ -180,17 +175,13 @@ async def load(client: Client, options: argparse.Namespace, measured: Measured) 
     measured.seconds = loop.time() - began
 
 
-async def scenario(
-    options: argparse.Namespace, *arguments: str, ready: bool = True
-) -> Measured:
-    """Start a server, wait until it is ready, or only alive, and load it."""
+async def scenario(options: argparse.Namespace, path: str, *arguments: str) -> Measured:
+    """Start a server, wait until it answers at `path` with 200, and load it."""
     if options.device:
         arguments += ("--device", options.device)
     measured, loop = Measured(), asyncio.get_running_loop()
     began = loop.time()
-    async with serving(*arguments) as client:
-        if ready:
-            await until(client, "/ready")
+    async with serving(path, *arguments) as client:
         measured.ready = loop.time() - began
         await load(client, options, measured)
     return measured
@@ -198,7 +189,7 @@ async def scenario(
 
 HEADINGS = (
     *("start", "first after", "sent", "errors", "answers/s", "p50", "p90", "p99", "max"),
-    *("a launch", "most", "generic"),
+    *("a batch", "most", "generic"),
 )
 
 
@@ -206,6 +197,9 @@ def row(name: str, measured: Measured) -> tuple[str, ...]:
     """A row of the table."""
     errors = ", ".join(f"{n} x {kind}" for kind, n in measured.errors.items())
     answers = len(measured.latencies)
+    if not answers:
+        raise SystemExit(f"no request was answered: {errors}")
+    launches = sum(1 / batch for batch in measured.batches)
     times = np.percentile(measured.latencies, (50, 90, 99, 100))
     return (
         name,
@@ -214,7 +208,7 @@ def row(name: str, measured: Measured) -> tuple[str, ...]:
         errors or "0",
         f"{answers / measured.seconds:.0f}",
         *(f"{seconds * 1e3:.1f} ms" for seconds in times),
-        f"{mean(measured.batches):.2f}",
+        f"{answers / launches:.2f}",
         str(max(measured.batches)),
         str(measured.served["fallback"]),
     )
@@ -242,15 +236,19 @@ async def main() -> None:
     add("--record", type=Path, help="have the server write one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="load-test-") as folder:
-        cold, warm = ("--cache-dir", f"{folder}/1"), ("--cache-dir", f"{folder}/2")
-        known = ("--manifest", str(options.manifest)) if options.manifest else ()
-        recording = ("--record", str(options.record)) if options.record else ()
-        unknown = ("--no-manifest", *cold, *recording)
-        rows = [row("no manifest", await scenario(options, *unknown, ready=False))]
+        cold: tuple[str, ...] = ("--cache-dir", f"{folder}/1", "--no-manifest")
+        warm: tuple[str, ...] = ("--cache-dir", f"{folder}/2")
+        if options.record:
+            cold += ("--record", str(options.record))
+        if options.manifest:
+            warm += ("--manifest", str(options.manifest))
+        rows = [row("no manifest", await scenario(options, "/health", *cold))]
         if not options.record:
             rows += [
-                row("manifest", await scenario(options, *warm, *known)),
-                row("on disk", await scenario(options, *warm, *known, "--frozen")),
+                row("manifest", await scenario(options, "/ready", *warm, *known)),
+                row(
+                    "on disk", await scenario(options, "/ready", *warm, *known, "--frozen")
+                ),
             ]
     print_table(rows)
 

@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
-import anyio.abc
 import numpy as np
 import uvicorn
+from anyio.abc import TaskGroup
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -81,7 +81,7 @@ class Service:
         tasks: Where batches run.
     """
 
-    def __init__(self, kernels: Kernels, tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(self, kernels: Kernels, tasks: TaskGroup) -> None:
         self.kernels = kernels
         self.batcher = Batcher(tasks, self._run)
         self.is_ready = False
