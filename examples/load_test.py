@@ -245,10 +245,8 @@ async def main() -> None:
         rows = [row("no manifest", await scenario(options, "/health", *cold))]
         if not options.record:
             rows += [
-                row("manifest", await scenario(options, "/ready", *warm, *known)),
-                row(
-                    "on disk", await scenario(options, "/ready", *warm, *known, "--frozen")
-                ),
+                row("manifest", await scenario(options, "/ready", *warm)),
+                row("on disk", await scenario(options, "/ready", *warm, "--frozen")),
             ]
     print_table(rows)
 
