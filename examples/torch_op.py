@@ -90,16 +90,8 @@ def launch(name: str, *tensors: Tensor) -> None:
     if not count:
         return
     kernel = caches[device].from_thread(SWIGLU, specialize(name, tensors[0].dtype))
-    grid, block, length = (-(-count // BLOCK),), (BLOCK,), np.int64(count)
-    if device.type == "cpu":
-        kernel(grid, block, (*(tensor.detach().numpy() for tensor in tensors), length))
-        return
-    import cupy
-
-    address = torch.cuda.current_stream(device).cuda_stream
-    with cupy.cuda.Device(device.index), cupy.cuda.ExternalStream(address) as stream:
-        arrays = [cupy.from_dlpack(tensor.detach()) for tensor in tensors]
-        kernel(grid, block, (*arrays, length), stream=stream)
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    kernel((-(-count // BLOCK),), (BLOCK,), (*tensors, np.int64(count)), stream=stream)
 
 
 def like(tensor: Tensor) -> Tensor:
