@@ -202,10 +202,14 @@ class Kernels(Operations):
             DeviceMismatchError: `stream` belongs to another device.
             KernelsError: As each error of the tree says.
         """
-        pending = self._by_pair.get((source, specialization))
-        if pending is not None and stream is None and pending.kernel is not None:
-            pending.hits += 1
-            return pending.kernel
+        try:
+            pending = self._by_pair[source, specialization]
+        except KeyError:
+            pass
+        else:
+            if stream is None and (kernel := pending.kernel) is not None:
+                pending.hits += 1
+                return kernel
         return await self._cache.get(source, specialization, stream)
 
     def from_thread(
@@ -303,7 +307,10 @@ class Kernels(Operations):
         self, source: Source | str, specialization: Specialization | str
     ) -> Kernel | None:
         """The kernel if it is loaded, else `None`; from any thread, without waiting."""
-        return self._cache.loaded(source, specialization)
+        try:
+            return self._by_pair[source, specialization].built()
+        except KeyError:
+            return self._cache.loaded(source, specialization)
 
     def keyed(self) -> KeyedKernels[Key]:
         """A new index over this cache by keys of the caller's own.

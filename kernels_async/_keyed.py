@@ -52,10 +52,14 @@ class KeyedKernels(Generic[Key]):
             DeviceMismatchError: `stream` belongs to another device.
             KernelsError: As each error of the tree says; the key is not kept.
         """
-        pending = self._pendings.get(key)
-        if pending is not None and stream is None and pending.kernel is not None:
-            pending.hits += 1
-            return pending.kernel
+        try:
+            pending = self._pendings[key]
+        except KeyError:
+            pass
+        else:
+            if stream is None and (kernel := pending.kernel) is not None:
+                pending.hits += 1
+                return kernel
         await self._cache.enter(stream)
         pending = self._pending(key, make)
         try:
@@ -70,8 +74,14 @@ class KeyedKernels(Generic[Key]):
 
     def loaded(self, key: Key) -> Kernel | None:
         """The kernel of `key` if it is loaded, else `None`; never waits."""
-        pending = self._pendings.get(key)
-        return None if pending is None else pending.built()
+        try:
+            pending = self._pendings[key]
+        except KeyError:
+            return None
+        kernel = pending.kernel
+        if kernel is not None:
+            pending.hits += 1
+        return kernel
 
     def __len__(self) -> int:
         return sum(p.kernel is not None for p in list(self._pendings.values()))

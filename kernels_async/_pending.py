@@ -90,9 +90,10 @@ class Pending:
 
     def built(self) -> Kernel | None:
         """The kernel if it is loaded, else `None`; from any thread, without waiting."""
-        if self.kernel is not None:
+        kernel = self.kernel
+        if kernel is not None:
             self.hits += 1
-        return self.kernel
+        return kernel
 
     def __repr__(self) -> str:
         state = "failed" if self.failed else "outstanding"
