@@ -35,6 +35,7 @@ class Batch:
         outstanding: Requests that nothing builds yet, in the order of asking.
         building: Requests that are being built.
         built: How many have been built.
+        refused: How many were one too many.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Batch:
         self.outstanding: dict[str, Pending] = {}
         self.building: dict[str, Pending] = {}
         self.built: int = 0
-        self._forgotten_hits = 0
+        self.refused: int = 0
         self._by_key: dict[str, Pending] = {}
         self._failed: set[str] = set()
         self._background: set[str] = set()
@@ -62,7 +63,7 @@ class Batch:
     @property
     def hits(self) -> int:
         """How often a kernel that was loaded has been asked for."""
-        return self._forgotten_hits + sum(pending.hits for pending in self.known())
+        return sum(pending.hits for pending in self.known())
 
     def known(self) -> list[Pending]:
         """Every request that is known, in the order of asking; from any thread."""
@@ -97,6 +98,7 @@ class Batch:
         unlimited = len(self._failed) + len(self._background)
         waiting = len(self.outstanding) + len(self.building) - unlimited
         if self._limit is not None and waiting >= self._limit:
+            self.refused += 1
             raise OverloadedError(
                 f"{waiting} requests are not loaded yet, and max_outstanding is "
                 f"{self._limit}: try again later"
@@ -200,7 +202,6 @@ class Batch:
         pending.attempt = None
 
     def _forget(self, pending: Pending) -> None:
-        self._forgotten_hits += pending.hits
         self._by_key.pop(pending.key, None)
         for pair in pending.pairs:
             self.by_pair.pop(pair, None)

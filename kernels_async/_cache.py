@@ -171,7 +171,7 @@ class Cache:
         if attempt is None:
             (attempt,) = self._start([pending], background=background)
         elif not background:
-            self._join(pending, attempt)
+            self.join(pending, attempt)
         return await attempt.wait()
 
     def from_thread(
@@ -199,7 +199,7 @@ class Cache:
             self._schedule()
             attempt = self._begin(pending)
         else:
-            self._join(pending, attempt)
+            self.join(pending, attempt)
         return await attempt.wait()
 
     async def build(self, stream: Any = None) -> None:
@@ -245,7 +245,7 @@ class Cache:
         self.ledger.requested(pending)
         return self.batch.claim(pending)
 
-    def _join(self, pending: Pending, attempt: Attempt) -> None:
+    def join(self, pending: Pending, attempt: Attempt) -> None:
         """One more waits for `attempt`, and not in the background."""
         pending.asked += 1
         self.ledger.joined(pending)

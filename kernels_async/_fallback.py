@@ -63,6 +63,10 @@ class FallbackPending:
         """
         await self._cache.enter(stream)
         both = (self.special, self.fallback)
+        if self.serving is None:
+            for pending in both:
+                if pending.attempt is not None:
+                    self._cache.join(pending, pending.attempt)
         self._cache.start([p for p in both if not p.failed])
         while (kernel := self.built()) is None:
             attempts = [p.attempt for p in both if p.attempt is not None]

@@ -35,7 +35,7 @@ class Ledger:
         self._hub = Hub()
         self._follows = False
         self._delay = LoopDelay(lambda: bool(batch.building))
-        self._misses = self._coalesced = self._refused = 0
+        self._misses = self._coalesced = self._dropped = self._refused = 0
         self._origins: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._compile_seconds = self._seconds_saved = 0.0
@@ -87,7 +87,13 @@ class Ledger:
 
     def dropped(self, pending: Pending, error: Exception) -> None:
         """A build ended with nobody's doing, or was refused; that is no failure."""
+        self._dropped += 1
         self._tell("failed", pending, error=error)
+
+    @property
+    def device(self) -> str:
+        """The name of the device; see `Home.device_name`."""
+        return self._home.device_name
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Tell `listener` what happens; calling what this returns ends that."""
@@ -129,7 +135,7 @@ class Ledger:
         if self._hub.listeners:
             if kind == "requested":
                 details["entries"] = pending.entries
-            details["device"] = self._home.device_name
+            details["device"] = self.device
             symbol, target = pending.specialization.symbol, self._compiler.target
             self._hub.tell(event(kind, pending.key, symbol, target, at, **details))
 
@@ -148,12 +154,16 @@ class Ledger:
             compile_seconds=self._compile_seconds,
             seconds_saved=self._seconds_saved,
             failures=MappingProxyType(dict(self._failures)),
+            dropped=self._dropped,
             refused=self._refused,
+            overloaded=self._batch.refused,
             loaded=len(self._home),
             load_seconds=self._load_seconds,
             longest_load_seconds=self._longest_load_seconds,
             outstanding=len(self._batch.outstanding),
             building=len(self._batch.building),
             longest_loop_delay=self._delay.longest,
+            loop_delay_seconds=self._delay.seconds,
+            loop_delay_samples=self._delay.samples,
             **queues,
         )

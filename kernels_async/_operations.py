@@ -22,6 +22,11 @@ class Operations:
     _cache: Cache
     _warm_up: WarmUp
 
+    @property
+    def device(self) -> str:
+        """The name of its device, such as `cuda:0`; until it opens, what was asked for."""
+        return self._cache.ledger.device
+
     def record(self, path: str | os.PathLike[str]) -> Recording:
         """Keep in a manifest file what this cache is asked for, until it closes.
 
