@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ._diagnostics import Diagnostic, Severity
+from ._diagnostics import Diagnostic, Severity, shortened
 from ._errors import SpecificationError
 from ._occupancy import blocks_at_once, most_threads, multiprocessor
 from ._resources import Resources
@@ -34,7 +34,7 @@ class Output:
     compile_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Artifact:
     """A compiled kernel as it lies on disk, verified, with what the compiler said.
 
@@ -58,18 +58,18 @@ class Artifact:
     """
 
     digest: str
-    bytes: bytes = field(repr=False)
+    bytes: bytes
     path: Path
     symbol: str
     entry: str
     target: str
-    compiler_identity: str = field(repr=False)
-    diagnostics: tuple[Diagnostic, ...] = field(repr=False)
+    compiler_identity: str
+    diagnostics: tuple[Diagnostic, ...]
     resources: Resources | None
     origin: Origin
     compile_seconds: float
-    output_digest: str = field(repr=False)
-    entries: Mapping[str, str] = field(repr=False)
+    output_digest: str
+    entries: Mapping[str, str]
 
     @property
     def max_threads_per_block(self) -> int | None:
@@ -105,3 +105,16 @@ class Artifact:
     def warnings(self) -> tuple[Diagnostic, ...]:
         """Those of its diagnostics that are warnings."""
         return tuple(d for d in self.diagnostics if d.severity is Severity.WARNING)
+
+    def __repr__(self) -> str:
+        registers = f", {self.resources.registers} registers" if self.resources else ""
+        return (
+            f"<Artifact {shortened(self.symbol)} for {self.target}, {self.origin}, "
+            f"{len(self.bytes)} bytes{registers} {self.digest[:12]}>"
+        )
+
+    def _repr_html_(self) -> str | None:
+        """How a notebook shows it."""
+        from ._notebook import show_artifact
+
+        return show_artifact(self)

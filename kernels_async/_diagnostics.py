@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 LOG_LIMIT = 1 << 20
+NAME_LIMIT = 200
 
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -111,6 +112,11 @@ def printable(text: str, limit: int = LOG_LIMIT) -> str:
         half = limit // 2
         text = f"{text[:half]}\n... {cut} characters cut ...\n{text[-half:]}"
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def shortened(name: str, limit: int = NAME_LIMIT) -> str:
+    """`name` on one line, cut at its end: mangled names may have kilobytes."""
+    return printable(name if len(name) <= limit else f"{name[:limit]}…")
 
 
 def summarize(diagnostics: Sequence[Diagnostic]) -> str:

@@ -97,6 +97,12 @@ class CompileError(KernelsError):
         self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
         self.log = log
 
+    def _repr_html_(self) -> str | None:
+        """How a notebook shows it."""
+        from ._notebook import show_error
+
+        return show_error(self)
+
 
 class SymbolNotFoundError(CompileError):
     """The source has no kernel of that name; the text lists those that it has."""

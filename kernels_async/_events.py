@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from ._artifact import Artifact
+from ._diagnostics import shortened
 
 Kind = Literal[
     "requested",
@@ -70,6 +71,12 @@ class Event(NamedTuple):
     artifact: Artifact | None = None
     error: Exception | None = None
     entries: Mapping[str, str] | None = None
+
+    def __repr__(self) -> str:
+        where = self.target if self.device is None else self.device
+        took = "" if self.seconds is None else f" in {self.seconds:.6f} s"
+        why = "" if self.error is None else f": {type(self.error).__name__}"
+        return f"<Event {self.kind} {shortened(self.symbol)} on {where}{took}{why}>"
 
 
 class Details(TypedDict, total=False):

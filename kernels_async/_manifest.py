@@ -44,7 +44,7 @@ class ManifestKernel:
         return known.get(target, max(known.values(), default=None))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Manifest:
     """Kernels by content: sources, specializations, and how often and long.
 
@@ -57,6 +57,9 @@ class Manifest:
     """
 
     kernels: tuple[ManifestKernel, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Manifest kernels={len(self.kernels)}>"
 
     @classmethod
     async def load(cls, path: str | os.PathLike[str]) -> Manifest:

@@ -111,3 +111,9 @@ class Operations:
             What ends it, when it is called.
         """
         return self._cache.ledger.listen(listener)
+
+    def _repr_html_(self) -> str | None:
+        """How a notebook shows it."""
+        from ._notebook import show_cache
+
+        return show_cache(self._cache)

@@ -45,6 +45,17 @@ class Progress:
         """Whether no warm-up is going on; one that has not been begun does not count."""
         return not self.running
 
+    def __str__(self) -> str:
+        """Such as `2 of 5 kernels loaded, 1 failed, after 3.1 s, about 2.0 s left`."""
+        told = [f"{self.loaded} of {self.total} kernels loaded"]
+        if self.failed:
+            told.append(f"{self.failed} failed")
+        if self.total:
+            told.append(f"after {self.seconds:.1f} s")
+        if self.running and self.seconds_left is not None:
+            told.append(f"about {self.seconds_left:.1f} s left")
+        return ", ".join(told)
+
 
 Watcher = Callable[[Progress], object]
 
