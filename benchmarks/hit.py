@@ -2,7 +2,8 @@
 
 The source has 10 kB, and every kernel is loaded before the clock starts. Times are the
 least of several rounds; compare the ratios between machines, not the times. CuPy's row
-needs a GPU::
+needs a GPU, those of Prometheus and OpenTelemetry the client libraries of the extra
+`test`. A hit is counted and is no event, so whoever watches the cache costs it nothing::
 
     python benchmarks/hit.py [cpu | cuda:0] [--json [PATH]] [--quick]
 """
@@ -30,11 +31,17 @@ COROUTINE, KEY_COROUTINE = "coroutine: pairs[source, spec]", "coroutine: keys[ke
 LOOK_UP, KEY_LOOK_UP = "pairs[source, spec]", "keys[key]"
 GET, LOADED = "await kernels.get(source, spec)", "kernels.loaded(source, spec)"
 KEYED_GET, KEYED_LOADED = "await keyed.get(key, make)", "keyed.loaded(key)"
+LISTENER, PROMETHEUS, TRACED = (
+    f"{GET}, {who}" for who in ("a listener", "KernelsCollector", "OpenTelemetry's spans")
+)
 LRU, CUPY = "functools.lru_cache", "cupy.RawModule(...).get_function(name)"
 COMPARED = (
     (COROUTINE, COROUTINE),
     (GET, COROUTINE),
     (GET, KEY_COROUTINE),
+    (LISTENER, GET),
+    (PROMETHEUS, GET),
+    (TRACED, GET),
     (LRU, COROUTINE),
     (CUPY, COROUTINE),
     (KEY_COROUTINE, KEY_COROUTINE),
@@ -57,7 +64,7 @@ def measure(options: Options) -> list[Row]:
     ]
 
 
-async def hits(device: str, calls: int) -> dict[str, float]:
+async def hits(device: str, calls: int) -> dict[str, float | None]:
     """Nanoseconds of each operation but CuPy's, side by side in one process."""
     source, spec = Source(SOURCE), Specialization(SYMBOL)
     pairs, keys = {(source, spec): object()}, {1: object()}
@@ -91,12 +98,58 @@ async def hits(device: str, calls: int) -> dict[str, float]:
         }
         return {
             **{name: await awaited(call, calls) for name, call in coroutines.items()},
+            **{
+                name: await watched(kernels, watch, coroutines[GET], calls)
+                for name, watch in WATCHERS.items()
+            },
             **{name: called(call, calls) for name, call in functions.items()},
         }
 
 
 def _never(_: int) -> tuple[Source, Specialization]:
     raise AssertionError("a hit makes no specialization")
+
+
+def _listen(kernels: Kernels) -> Callable[[], None]:
+    return kernels.listen(lambda _: None)
+
+
+def _collect(kernels: Kernels) -> Callable[[], None]:
+    from prometheus_client import CollectorRegistry
+
+    from kernels_async.adapters.prometheus import KernelsCollector
+
+    collector = KernelsCollector(kernels)
+    CollectorRegistry().register(collector)
+    return functools.partial(collector.remove, kernels)
+
+
+def _trace(kernels: Kernels) -> Callable[[], None]:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from kernels_async.adapters.opentelemetry import trace
+
+    return trace(kernels, TracerProvider())
+
+
+WATCHERS = {LISTENER: _listen, PROMETHEUS: _collect, TRACED: _trace}
+
+
+async def watched(
+    kernels: Kernels,
+    watch: Callable[[Kernels], Callable[[], None]],
+    call: Callable[[], Awaitable[object]],
+    calls: int,
+) -> float | None:
+    """Nanoseconds of a call while somebody watches; `None` without their library."""
+    try:
+        stop = watch(kernels)
+    except ImportError:
+        return None
+    try:
+        return await awaited(call, calls)
+    finally:
+        stop()
 
 
 def cupy_hit(target: str, calls: int) -> float:

@@ -30,6 +30,9 @@ PROMISED = {
     "hit": (
         "coroutine: pairs[source, spec]",
         "await kernels.get(source, spec)",
+        "await kernels.get(source, spec), a listener",
+        "KernelsCollector",
+        "OpenTelemetry's spans",
         "functools.lru_cache",
         "cupy.RawModule",
         "await keyed.get(key, make)",

@@ -14,6 +14,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+import kernels_async._notebook  # noqa: F401 - else it is imported in the loop
 from kernels_async import (
     Artifact,
     CompileError,
@@ -30,7 +31,7 @@ from kernels_async import (
     Stats,
     SymbolNotFoundError,
 )
-from kernels_async._notebook import NOTHING  # else it is imported in the loop
+from kernels_async.page._markup import NOTHING
 from tests.builds import artifact
 from tests.processes import children, until
 
