@@ -116,6 +116,23 @@ async def test_what_somebody_waits_for_overtakes_the_warm_up(
     assert (await warm).loaded == 4
 
 
+async def test_what_a_fallback_waits_for_overtakes_the_warm_up_too(
+    one_worker: tuple[Kernels, list[str]],
+) -> None:
+    """Both kernels, if neither is loaded and the warm-up has begun with them."""
+    kernels, compiled = one_worker
+    with held_worker():
+        warm = asyncio.create_task(kernels.warm(manifest(*[1.0] * 5)))
+        await until(lambda: kernels.stats().compiling)
+        await until(lambda: kernels.stats().queued == 4)
+        handle = kernels.request(SOURCE, "add<4>", fallback="add<3>")
+        waiter = asyncio.create_task(handle.resolve())
+        await until(lambda: kernels.stats().coalesced == 2)
+    await waiter
+    await warm
+    assert compiled == ["add<0>", "add<4>", "add<3>", "add<1>", "add<2>"]
+
+
 async def test_a_large_warm_up_is_no_overload(tmp_path: Path, warm_dir: Path) -> None:
     """It does not count as outstanding, and leaves room for those who ask."""
     async with Kernels.open("cpu", cache_dir=warm_dir, max_outstanding=2) as kernels:
