@@ -358,7 +358,9 @@ async def test_no_span_is_left_of_a_build_that_does_not_end(
     assert [e.name for e in build.events] == ["dropped"] * (how != "it stops")
 
 
-async def test_a_build_that_began_before_is_not_traced(traced: Traced) -> None:
+async def test_a_build_that_began_before_is_not_traced(
+    traced: Traced, caplog: pytest.LogCaptureFixture
+) -> None:
     """What comes after it is."""
     async with Kernels.open("cpu", workers=1) as kernels:
         await kernels.get(SOURCE, "add<0>")
@@ -372,6 +374,7 @@ async def test_a_build_that_began_before_is_not_traced(traced: Traced) -> None:
         assert traced.exporter.get_finished_spans() == ()
         await kernels.get(SOURCE, "add<2>")
     assert list(traced.builds()) == ["add<2>"]
+    assert caplog.text == ""
 
 
 async def test_who_waits_for_a_fallback_that_is_being_built_has_spans_too(

@@ -75,7 +75,6 @@ class BuildSpan:
 
     def succeed(self, event: Event) -> None:
         """The kernel is loaded; its load is no span if one of the same bytes served."""
-        self._phase = None
         if event.seconds is not None:
             self._phase = _Phase("load", event.time - event.seconds)
             self._next(event.time)
