@@ -32,7 +32,6 @@ from kernels_async import (
     WrongLoopError,
 )
 from kernels_async._private import copies
-from tests.processes import until
 
 SOURCE = Source("template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n")
 BROKEN = Source("__global__ void broken(int* p) { *p = missing; }\n", name="broken.cu")
@@ -240,7 +239,8 @@ async def test_a_cancelled_waiter_disturbs_nobody(kernels: Kernels) -> None:
     """A waiter only waits; the cache's scope owns the work."""
     pending = kernels.request(*add(7))
     waiters = [asyncio.ensure_future(pending) for _ in range(3)]
-    await until(lambda: kernels.stats().building)
+    while not kernels.stats().building:
+        await asyncio.sleep(0)
     waiters[0].cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiters[0]

@@ -179,6 +179,7 @@ async def test_a_warm_up_that_is_cancelled_leaves_nothing(
     kernels, compiled = one_worker
     with held_worker():
         warm = asyncio.create_task(kernels.warm(manifest(*[1.0] * 9)))
+        await until(lambda: kernels.stats().compiling)
         await until(lambda: kernels.stats().queued == 8)
         warm.cancel()
         await asyncio.gather(warm, return_exceptions=True)
