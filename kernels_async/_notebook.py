@@ -119,10 +119,15 @@ def show_artifact(artifact: Artifact) -> Html:
         "key": code(artifact.digest),
         "file": code(str(artifact.path)),
     }
-    rows = (tag("tr", tag("th", name), tag("td", value)) for name, value in facts.items())
+    rows = (tag("tr", tag("th", name), _left(value)) for name, value in facts.items())
     return tag(
         "div",
-        tag("p", tag("b", "Artifact"), " ", _name(kernel)),
+        tag(
+            "p",
+            tag("b", "Artifact"),
+            " ",
+            _name(kernel.symbol, f"{kernel.configuration} {kernel.options}"),
+        ),
         tag("table", *rows),
         _said(artifact.diagnostics) if artifact.diagnostics else None,
     )
@@ -152,12 +157,13 @@ def _said(diagnostics: Sequence[Diagnostic]) -> Html:
 
 
 def _row(pending: Pending, kernel: Kernel) -> Html:
+    """A request; another with the same bytes may have been loaded for it."""
     artifact = kernel.artifact
-    built = _built(artifact)
     used = artifact.resources
-    at_best = occupancy(built)
+    at_best = occupancy(_built(artifact))
+    symbol, defines, options = pending.specialization.arguments
+    macros = [f"{name}={text}" for name, text in defines.items()]
     cells = (
-        _name(built),
         used.registers if used else NOTHING,
         used.spills if used else NOTHING,
         f"{percent(at_best.best[1])} at {at_best.best[0]}" if at_best else NOTHING,
@@ -166,11 +172,17 @@ def _row(pending: Pending, kernel: Kernel) -> Html:
         seconds(kernel.load_seconds),
         f"{pending.hits:,}",
     )
-    return tag("tr", *(tag("td", cell) for cell in cells))
+    name = _name(symbol, " ".join([*macros, *options]))
+    return tag("tr", _left(name), *(tag("td", cell) for cell in cells))
 
 
-def _name(kernel: BuiltKernel) -> Html:
-    return html(code(shortened(kernel.symbol)), " ", shortened(kernel.configuration))
+def _left(value: Content) -> Html:
+    """A cell of text; notebooks align to the right."""
+    return tag("td", value, style="text-align: left")
+
+
+def _name(symbol: str, configuration: str) -> Html:
+    return html(code(shortened(symbol)), " ", shortened(configuration))
 
 
 def _built(artifact: Artifact) -> BuiltKernel:

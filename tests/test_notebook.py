@@ -54,7 +54,8 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
         assert self._open == []
-        assert self.attributes <= {"title"}
+        assert self.attributes <= {"title", "style"}
+        assert "color" not in text
         assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -142,6 +143,19 @@ async def test_a_cache_shows_a_table_of_its_kernels(kernels: Kernels) -> None:
     assert first[1:4] == [NOTHING] * 3
     assert first[4] in ("compiled", "disk")
     assert "cpu: 2 kernels loaded, 1 outstanding" in page.texts["p"]
+
+
+async def test_kernels_that_share_their_bytes_are_shown_as_they_were_asked_for(
+    warm_dir: Path,
+) -> None:
+    """Also when the cache is closed."""
+    source = "__global__ void k(int* p) { *p = M > 1; }\n"
+    async with Kernels.open("cpu", cache_dir=warm_dir) as kernels:
+        for m in (2, 3):
+            await kernels.get(source, Specialization("k", {"M": m}, ["--use_fast_math"]))
+        assert len(kernels) == 1
+    _, *rows = Page(kernels).rows
+    assert [row[0] for row in rows] == [f"k M={m} --use_fast_math" for m in (2, 3)]
 
 
 async def test_a_cache_shows_no_more_than_a_hundred_kernels(warm_dir: Path) -> None:
