@@ -141,7 +141,7 @@ class Batch:
     def succeed(self, pending: Pending, attempt: Attempt, kernel: Kernel) -> None:
         """`pending` is built; whoever waits for it gets the kernel."""
         self._end(pending)
-        pending.kernel = kernel
+        pending.serve(kernel)
         self.built += 1
         attempt.succeed(kernel)
 
@@ -186,7 +186,8 @@ class Batch:
     def disown(self) -> None:
         """Forget every request and kernel, and wake nobody: their tasks are not here."""
         for pending in self._by_key.values():
-            pending.kernel = pending.attempt = None
+            pending.serve(None)
+            pending.attempt = None
         self._clear()
         self._by_key.clear()
 

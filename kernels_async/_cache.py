@@ -164,9 +164,9 @@ class Cache:
             pending: The request.
             background: Whether it may wait for those that are not.
         """
-        if pending.kernel is not None:
-            pending.hits += not background
-            return pending.kernel
+        kernel = pending.kernel if background else pending.built()
+        if kernel is not None:
+            return kernel
         attempt = pending.attempt
         if attempt is None:
             (attempt,) = self._start([pending], background=background)
@@ -191,9 +191,9 @@ class Cache:
         """Build `pending` with everything outstanding, at the end of the loop's turn."""
         if pending.kernel is None or stream is not None:
             await self.enter(stream)
-        if pending.kernel is not None:
-            pending.hits += 1
-            return pending.kernel
+        kernel = pending.built()
+        if kernel is not None:
+            return kernel
         attempt = pending.attempt
         if attempt is None:
             self._schedule()

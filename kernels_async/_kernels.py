@@ -207,8 +207,7 @@ class Kernels(Operations):
         except KeyError:
             pass
         else:
-            if stream is None and (kernel := pending.kernel) is not None:
-                pending.hits += 1
+            if stream is None and (kernel := next(pending.served, None)) is not None:
                 return kernel
         return await self._cache.get(source, specialization, stream)
 
@@ -236,9 +235,9 @@ class Kernels(Operations):
             KernelsError: As for `get`.
         """
         pending = self._by_pair.get((source, specialization))
-        if pending is not None and stream is None and pending.kernel is not None:
-            pending.hits += 1
-            return pending.kernel
+        kernel = None if pending is None or stream is not None else pending.built()
+        if kernel is not None:
+            return kernel
         return self._cache.from_thread(source, specialization, stream, timeout)
 
     @overload
@@ -308,7 +307,7 @@ class Kernels(Operations):
     ) -> Kernel | None:
         """The kernel if it is loaded, else `None`; from any thread, without waiting."""
         try:
-            return self._by_pair[source, specialization].built()
+            return next(self._by_pair[source, specialization].served, None)
         except KeyError:
             return self._cache.loaded(source, specialization)
 

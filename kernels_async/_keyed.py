@@ -57,8 +57,7 @@ class KeyedKernels(Generic[Key]):
         except KeyError:
             pass
         else:
-            if stream is None and (kernel := pending.kernel) is not None:
-                pending.hits += 1
+            if stream is None and (kernel := next(pending.served, None)) is not None:
                 return kernel
         await self._cache.enter(stream)
         pending = self._pending(key, make)
@@ -75,13 +74,9 @@ class KeyedKernels(Generic[Key]):
     def loaded(self, key: Key) -> Kernel | None:
         """The kernel of `key` if it is loaded, else `None`; never waits."""
         try:
-            pending = self._pendings[key]
+            return next(self._pendings[key].served, None)
         except KeyError:
             return None
-        kernel = pending.kernel
-        if kernel is not None:
-            pending.hits += 1
-        return kernel
 
     def __len__(self) -> int:
         return sum(p.kernel is not None for p in list(self._pendings.values()))

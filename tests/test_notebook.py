@@ -163,7 +163,7 @@ async def test_a_cache_shows_no_more_than_a_hundred_kernels(warm_dir: Path) -> N
     async with Kernels.open("cpu", cache_dir=warm_dir) as kernels:
         kernel = await kernels.get(SOURCE, Specialization("add<1>", {"M": 2}))
         for n in range(102):
-            kernels.request(SOURCE, f"add<{n}>").kernel = kernel
+            kernels.request(SOURCE, f"add<{n}>").serve(kernel)
         page = Page(kernels)
     assert len(page.rows) == 1 + 100
     assert page.texts["p"].endswith("3 more kernels with fewer hits")
