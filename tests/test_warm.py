@@ -133,6 +133,14 @@ async def test_what_a_fallback_waits_for_overtakes_the_warm_up_too(
     assert compiled == ["add<0>", "add<4>", "add<3>", "add<1>", "add<2>"]
 
 
+async def test_what_a_warm_up_finds_loaded_is_no_hit(warm_dir: Path) -> None:
+    """As nobody asked for it."""
+    async with Kernels.open("cpu", cache_dir=warm_dir) as kernels:
+        for _ in range(2):
+            await kernels.warm(manifest(1, 2))
+        assert (kernels.stats().memory_hits, kernels.progress().loaded) == (0, 4)
+
+
 async def test_a_large_warm_up_is_no_overload(tmp_path: Path, warm_dir: Path) -> None:
     """It does not count as outstanding, and leaves room for those who ask."""
     async with Kernels.open("cpu", cache_dir=warm_dir, max_outstanding=2) as kernels:
