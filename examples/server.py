@@ -60,6 +60,7 @@ from kernels_async import (
     LoggingReporter,
     Manifest,
 )
+from kernels_async.adapters.prometheus import KernelsCollector
 from softmax import GENERIC, LONGEST, SOFTMAX, Array, launch, special
 
 Frozen = Literal[True, False, "warn"]
@@ -88,6 +89,7 @@ class Service:
         self.trouble: str | None = None
         self._by_columns: dict[int, FallbackPending] = {}
         self.registry = CollectorRegistry()
+        self.registry.register(KernelsCollector(kernels))
         self.answers = Counter(
             "softmax_answers", "Answers by status.", ["status"], registry=self.registry
         )

@@ -171,12 +171,12 @@ async def test_the_server_refuses_what_it_cannot_answer(
             assert (name, answer.status_code) == (name, 400)
         told = (await server.client.get("/metrics")).text
         counts = {
-            tuple(sample.labels.values()): sample.value
+            (sample.name, *sample.labels.values()): sample.value
             for family in text_string_to_metric_families(told)
             for sample in family.samples
-            if sample.name == "softmax_answers_total"
         }
-        assert counts == {("400",): len(BODIES)}
+        assert counts["softmax_answers_total", "400"] == len(BODIES)
+        assert counts["kernels_async_requests_total", "cpu", "miss", "cpu"] >= 1
 
 
 async def test_an_overloaded_server_says_when_to_come_again(
