@@ -1,0 +1,140 @@
+"""The programs in the pages of the documentation, and how they are run.
+
+A fence of the language `python` is a program of its own, and may await at its top, as in
+`python -m asyncio`. On a page that says `session: true` at its beginning all of them are
+one program, in order. One with the title `On a GPU` is not run. A fence with the title
+`Output` is what the program before it prints, where `...` stands for anything.
+
+`python -m tests.pages PAGE` runs a page's.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels_async import Specialization
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
+
+GPU, OUTPUT = "On a GPU", "Output"
+_FENCE = re.compile(r'^```(\w+)(?: title="([^"\n]*)")?\n(.*?)^```$', re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Fence:
+    """One fence of a page.
+
+    Attributes:
+        language: What it is written in.
+        title: What stands above it, or `""`.
+        text: What is in it.
+        line: How many lines of the page are before it.
+        follows: Whether nothing but space is between the one before and this.
+    """
+
+    language: str
+    title: str
+    text: str
+    line: int
+    follows: bool
+
+
+def fences(text: str) -> list[Fence]:
+    """All fences of a page.
+
+    Raises:
+        ValueError: One is written so that it would be overlooked.
+    """
+    found: list[Fence] = []
+    end = 0
+    for match in _FENCE.finditer(text):
+        line = text.count("\n", 0, match.start(3))
+        follows = not text[end : match.start()].strip()
+        found.append(Fence(match[1], match[2] or "", match[3], line, follows))
+        end = match.end()
+    if text.count("```") != 2 * len(found):
+        raise ValueError("a fence is indented, or has no language")
+    return found
+
+
+def programs(text: str) -> list[tuple[Fence, str | None]]:
+    """The programs that run anywhere, each with what it prints if that is said."""
+    every = fences(text)
+    outputs = [*(f.text if f.title == OUTPUT and f.follows else None for f in every), None]
+    return [
+        (fence, output)
+        for fence, output in zip(every, outputs[1:], strict=True)
+        if fence.language == "python" and fence.title != GPU
+    ]
+
+
+def kernels(program: str) -> list[tuple[str, Specialization]]:
+    """What a program of one source asks for: the source's text, with each of its symbols."""
+    calls = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)]
+    named = [(ast.unparse(call.func), call) for call in calls]
+    (text,) = (_value(call.args[0]) for name, call in named if name == "Source")
+    made = [
+        Specialization(*map(_value, call.args), **{k.arg: _value(k.value) for k in call.keywords})
+        for name, call in named
+        if name == "Specialization"
+    ]
+    asked = [
+        Specialization(call.args[1].value)
+        for name, call in named
+        if name.endswith((".get", ".request"))
+        and len(call.args) == 2
+        and isinstance(call.args[1], ast.Constant)
+    ]
+    return [(text, specialization) for specialization in made + asked]
+
+
+def _value(node: ast.expr) -> Any:
+    return ast.literal_eval(node)
+
+
+def run(page: Path) -> None:
+    """Run the programs of a page.
+
+    Raises:
+        AssertionError: One does not print what the page says.
+    """
+    text = page.read_text()
+    one = re.match(r"---\n(?:.*\n)*?session: true\n", text) is not None
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with asyncio.Runner() as runner:
+        for fence, output in programs(text):
+            names = names if one else {"__name__": "__main__"}
+            told = io.StringIO()
+            with contextlib.redirect_stdout(told):
+                code = compile(
+                    "\n" * fence.line + fence.text,
+                    page.name,
+                    "exec",
+                    flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+                )
+                result = eval(code, names)  # noqa: S307
+                if code.co_flags & inspect.CO_COROUTINE:
+                    runner.run(result)
+            if output is not None:
+                where = f"{page.name}:{fence.line}"
+                assert is_like(told.getvalue(), output), f"{where}:\n{told.getvalue()}"
+
+
+def is_like(printed: str, output: str) -> bool:
+    """Whether a program printed what its page says."""
+    pattern = re.escape(output.rstrip()).replace(re.escape("..."), ".*")
+    return re.fullmatch(pattern, printed.rstrip(), re.DOTALL) is not None
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))
