@@ -3,7 +3,8 @@
 A fence of the language `python` is a program of its own, and may await at its top, as in
 `python -m asyncio`. On a page that says `session: true` at its beginning all of them are
 one program, in order. One with the title `On a GPU` is not run. A fence with the title
-`Output` is what the program before it prints, where `...` stands for anything.
+`Output` is what the program before it prints, where `...` stands for anything; with the
+title `Output, such as` a number stands for any other.
 
 `python -m tests.pages PAGE` runs a page's.
 """
@@ -26,7 +27,7 @@ from kernels_async import Specialization
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
 
-GPU, OUTPUT = "On a GPU", "Output"
+GPU, OUTPUT, SUCH_AS = "On a GPU", "Output", "Output, such as"
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"\n]*)")?\n(.*?)^```$', re.M | re.S)
 
 
@@ -67,13 +68,13 @@ def fences(text: str) -> list[Fence]:
     return found
 
 
-def programs(text: str) -> list[tuple[Fence, str | None]]:
+def programs(text: str) -> list[tuple[Fence, Fence | None]]:
     """The programs that run anywhere, each with what it prints if that is said."""
     every = fences(text)
-    outputs = [*(f.text if f.title == OUTPUT and f.follows else None for f in every), None]
+    told = [f if f.follows and f.title in (OUTPUT, SUCH_AS) else None for f in every]
     return [
         (fence, output)
-        for fence, output in zip(every, outputs[1:], strict=True)
+        for fence, output in zip(every, [*told[1:], None], strict=True)
         if fence.language == "python" and fence.title != GPU
     ]
 
@@ -130,9 +131,11 @@ def run(page: Path) -> None:
                 assert is_like(told.getvalue(), output), f"{where}:\n{told.getvalue()}"
 
 
-def is_like(printed: str, output: str) -> bool:
+def is_like(printed: str, output: Fence) -> bool:
     """Whether a program printed what its page says."""
-    pattern = re.escape(output.rstrip()).replace(re.escape("..."), ".*")
+    pattern = re.escape(output.text.rstrip()).replace(re.escape("..."), ".*")
+    if output.title == SUCH_AS:
+        pattern = re.sub(r"\d+(?:\\\.\d+)?", r"[\\d.]+", pattern)
     return re.fullmatch(pattern, printed.rstrip(), re.DOTALL) is not None
 
 
