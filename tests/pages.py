@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
 
 GPU, OUTPUT, SUCH_AS = "On a GPU", "Output", "Output, such as"
-_FENCE = re.compile(r'^```(\w+)(?: title="([^"\n]*)")?\n(.*?)^```$', re.M | re.S)
+_FENCE = re.compile(r'^```(\w+)(?: title="([^"\n]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -80,27 +80,22 @@ def programs(text: str) -> list[tuple[Fence, Fence | None]]:
 
 
 def kernels(program: str) -> list[tuple[str, Specialization]]:
-    """What a program of one source asks for: the source's text, with each of its symbols."""
+    """What a program asks for: its sources' texts with its specializations.
+
+    Both are found where they are made of literals.
+    """
     calls = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)]
-    named = [(ast.unparse(call.func), call) for call in calls]
-    (text,) = (_value(call.args[0]) for name, call in named if name == "Source")
-    made = [
-        Specialization(*map(_value, call.args), **{k.arg: _value(k.value) for k in call.keywords})
-        for name, call in named
-        if name == "Specialization"
-    ]
+    made = {ast.unparse(call.func): call for call in calls}
     asked = [
         Specialization(call.args[1].value)
-        for name, call in named
-        if name.endswith((".get", ".request"))
-        and len(call.args) == 2
+        for call in calls
+        if ast.unparse(call.func).endswith((".get", ".request"))
         and isinstance(call.args[1], ast.Constant)
     ]
-    return [(text, specialization) for specialization in made + asked]
-
-
-def _value(node: ast.expr) -> Any:
-    return ast.literal_eval(node)
+    if "Source" not in made:
+        return []
+    text = ast.literal_eval(made["Source"].args[0])
+    return [(text, specialization) for specialization in asked]
 
 
 def run(page: Path) -> None:
