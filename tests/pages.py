@@ -28,7 +28,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
 
 GPU, OUTPUT, SUCH_AS = "On a GPU", "Output", "Output, such as"
-_FENCE = re.compile(r'^```(\w+)(?: title="([^"\n]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r'^```(\w+)(?: title="([^"\n]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,9 @@ def test_everything_public_is_documented() -> None:
     listed = re.findall(
         r"^::: kernels_async\.(\w+)$", (DOCS / "pages/api.md").read_text(), re.MULTILINE
     )
-    errors = re.findall(r"^### (\w+)$", (DOCS / "pages/errors.md").read_text(), re.MULTILINE)
+    errors = re.findall(
+        r"^### (\w+)$", (DOCS / "pages/errors.md").read_text(), re.MULTILINE
+    )
     public = {name: getattr(kernels_async, name) for name in kernels_async.__all__}
     raised = {
         n for n, v in public.items() if isinstance(v, type) and issubclass(v, KernelsError)
