@@ -35,7 +35,7 @@ class Event(NamedTuple):
     """One thing that happened to one kernel.
 
     A kernel's events come in this order, with `found` or else the next three, and at
-    the end `loaded` or `failed`; a memory hit is no event::
+    the end `loaded` or `failed`; a memory hit is no event:
 
         requested -> found | compiling -> compiled -> kept -> loading -> loaded | failed
 

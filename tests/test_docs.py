@@ -33,8 +33,8 @@ ON_GPUS = [
 ]
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python module in a folder, which has its cache too."""
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, which has its cache too."""
     modules = [str(ROOT), *filter(None, sys.path)]
     environment = {
         "PYTHONPATH": os.pathsep.join(modules),
@@ -42,7 +42,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         "NO_MKDOCS_2_WARNING": "1",
     }
     return subprocess.run(
-        [sys.executable, "-m", *command],
+        [sys.executable, *arguments],
         env=os.environ | environment,
         cwd=folder,
         capture_output=True,
@@ -57,7 +57,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     with ThreadPoolExecutor(2) as threads:
         yield {
             page: threads.submit(
-                run, tmp_path_factory.mktemp(page.stem), "tests.pages", str(page)
+                run,
+                tmp_path_factory.mktemp(page.stem),
+                *("-Werror", "-m", "tests.pages", str(page)),
             )
             for page in WITH_PROGRAMS
         }
@@ -150,7 +152,7 @@ def build(site: Path, docs: Path = DOCS) -> subprocess.CompletedProcess[str]:
         pytest.skip("needs the extra docs")
     site.mkdir()
     where = ("-f", str(docs / "mkdocs.yml"), "-d", str(site))
-    return run(site.parent, "mkdocs", "build", "--strict", *where)
+    return run(site.parent, "-m", "mkdocs", "build", "--strict", *where)
 
 
 @pytest.fixture(scope="module")

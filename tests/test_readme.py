@@ -24,28 +24,6 @@ async def run(environment: dict[str, str], *command: str) -> str:
     return out.decode()
 
 
-PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-
-
-async def test_the_readmes_program_runs(child_environment: dict[str, str]) -> None:
-    """And prints what it says."""
-    out = await run(child_environment, "-c", PROGRAMS[0])
-
-    assert "scale<float> None" in out
-    assert "[ 0.  3.  6.  9. 12. 15. 18. 21.]" in out
-
-
-async def test_the_readmes_demo_of_an_edited_header_runs(
-    child_environment: dict[str, str],
-) -> None:
-    """One kernel is compiled again, and the key says why."""
-    lines = (await run(child_environment, "-c", PROGRAMS[1])).splitlines()
-
-    assert lines[:3] == ["k compiled", "other compiled", "k compiled"]
-    assert len(lines) == 4
-    assert lines[3].startswith("differs in header v.h: blake3 ")
-
-
 def test_the_readme_names_files_that_exist() -> None:
     """No path in it is dead."""
     names = set(
