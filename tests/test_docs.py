@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from html.parser import HTMLParser
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import kernels_async
 from kernels_async import Compiler, KernelsError
@@ -125,6 +127,28 @@ def test_relative_links_lead_to_files_and_headings() -> None:
             if not to.exists() or (anchor and not known):
                 dead.append((page.name, link))
     assert dead == []
+
+
+def test_commands_in_the_pages_are_commands() -> None:
+    """With options that they have; each command is on the page of commands."""
+    app = get_command(import_module("kernels_async.cli._app").app)
+    seen = set()
+    for page in PAGES:
+        for line in re.findall(r"kernels-async ([^\n`|&<]*)", page.read_text()):
+            words = line.split()
+            found, path = app, []
+            while words and words[0] in getattr(found, "commands", {}):
+                path.append(words.pop(0))
+                found = getattr(found, "commands", {})[path[-1]]
+            options = {name for parameter in found.params for name in parameter.opts}
+            options |= {"--install-completion", "--help"}
+            used = {
+                word.partition("=")[0] for word in words if re.match("--?[a-zA-Z]", word)
+            }
+            assert used - options == set(), f"{page.name}: {line}"
+            seen.add((page.stem, *path))
+    named = {path[1] for path in seen if path[0] == "command-line" and path[1:]}
+    assert set(getattr(app, "commands", {})) <= named
 
 
 def test_everything_public_is_documented() -> None:
