@@ -6,7 +6,7 @@ one program, in order. One with the title `On a GPU` is not run. A fence with th
 `Output` is what the program before it prints, where `...` stands for anything; with the
 title `Output, such as` a number stands for any other.
 
-`python -m tests.pages PAGE` runs a page's.
+`python -m tests.pages PAGE` runs a page's, and with `gpu` after it those for GPUs too.
 """
 
 from __future__ import annotations
@@ -70,14 +70,19 @@ def fences(text: str) -> list[Fence]:
     return found
 
 
-def programs(text: str) -> list[tuple[Fence, Fence | None]]:
-    """The programs that run anywhere, each with what it prints if that is said."""
+def programs(text: str, gpu: bool = False) -> list[tuple[Fence, Fence | None]]:
+    """The programs that run here, each with what it prints if that is said.
+
+    Args:
+        text: The page.
+        gpu: Whether there is a GPU here.
+    """
     every = fences(text)
     told = [f if f.follows and f.title in (OUTPUT, SUCH_AS) else None for f in every]
     return [
         (fence, output)
-        for fence, output in zip(every, [*told[1:], None], strict=True)
-        if fence.language == "python" and fence.title != GPU
+        for fence, output in zip(every, [*told[1:], None], strict=False)
+        if fence.language == "python" and (gpu or fence.title != GPU)
     ]
 
 
@@ -100,18 +105,26 @@ def kernels(program: str) -> list[tuple[str, Specialization]]:
     return [(text, specialization) for specialization in asked]
 
 
-def run(page: Path) -> None:
+def is_session(text: str) -> bool:
+    """Whether the programs of a page are one."""
+    return re.match(r"---\n(?:.*\n)*?session: true\n", text) is not None
+
+
+def run(page: Path, gpu: bool = False) -> None:
     """Run the programs of a page.
+
+    Args:
+        page: Its file.
+        gpu: Whether to run those for GPUs too.
 
     Raises:
         AssertionError: One does not print what the page says.
     """
     text = page.read_text()
-    one = re.match(r"---\n(?:.*\n)*?session: true\n", text) is not None
     names: dict[str, Any] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:
-        for fence, output in programs(text):
-            names = names if one else {"__name__": "__main__"}
+        for fence, output in programs(text, gpu):
+            names = names if is_session(text) else {"__name__": "__main__"}
             told = io.StringIO()
             with contextlib.redirect_stdout(told):
                 code = compile(
@@ -137,4 +150,4 @@ def is_like(printed: str, output: Fence) -> bool:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), gpu="gpu" in sys.argv[2:])

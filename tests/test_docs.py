@@ -20,7 +20,19 @@ from typer.main import get_command
 
 import kernels_async
 from kernels_async import Compiler, KernelsError
-from tests.pages import GPU, OUTPUT, PAGES, ROOT, SUCH_AS, Fence, fences, is_like, kernels
+from tests.pages import (
+    GPU,
+    OUTPUT,
+    PAGES,
+    ROOT,
+    SUCH_AS,
+    Fence,
+    fences,
+    is_like,
+    is_session,
+    kernels,
+    programs,
+)
 
 DOCS = ROOT / "docs"
 Runs = dict[Path, Future[subprocess.CompletedProcess[str]]]
@@ -28,10 +40,10 @@ WITH_PROGRAMS = [
     p for p in PAGES if any(f.language == "python" for f in fences(p.read_text()))
 ]
 ON_GPUS = [
-    pytest.param(fence.text, id=f"{page.stem}:{fence.line}")
+    pytest.param(page, fence, id=f"{page.stem}:{fence.line}")
     for page in PAGES
-    for fence in fences(page.read_text())
-    if fence.language == "python" and fence.title == GPU
+    for fence, _ in programs(page.read_text(), gpu=True)
+    if fence.title == GPU
 ]
 
 
@@ -75,14 +87,40 @@ def test_the_programs_of_a_page_run(runs: Runs, page: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("program", ON_GPUS)
+@pytest.mark.parametrize(("page", "fence"), ON_GPUS)
 async def test_the_kernels_of_a_program_for_gpus_compile(
-    compiler: Compiler, program: str
+    compiler: Compiler, page: Path, fence: Fence
 ) -> None:
-    """And the program is Python."""
-    compile(program, "program", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    for source, specialization in kernels(program):
+    """They are CUDA C++ for sm_90."""
+    for source, specialization in kernels(fence.text):
         assert (await compiler.compile(source, specialization)).target == "sm_90"
+
+
+@pytest.mark.parametrize(("page", "fence"), ON_GPUS)
+def test_a_program_for_gpus_is_python(page: Path, fence: Fence) -> None:
+    """And has every name that it uses, with those before it where a page is a session."""
+    text = page.read_text()
+    every = [f.text for f, _ in programs(text, gpu=True) if f.line <= fence.line]
+    program = "".join(every if is_session(text) else every[-1:])
+    compile(program, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    found = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "-"],
+        input=program,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (found.returncode, found.stdout) == (0, "All checks passed!\n")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", sorted({param.values[0] for param in ON_GPUS}))
+def test_the_programs_of_a_page_run_on_a_gpu(tmp_path: Path, page: Path) -> None:
+    """All of them, as some go on with what others made."""
+    for module in ("cupy", "torch"):
+        pytest.importorskip(module)
+    ran = run(tmp_path, "-m", "tests.pages", str(page), "gpu")
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_page_has_no_fence_that_is_overlooked() -> None:
