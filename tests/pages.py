@@ -94,7 +94,7 @@ def kernels(program: str) -> list[tuple[str, Specialization]]:
     calls = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)]
     made = {ast.unparse(call.func): call for call in calls}
     asked = [
-        Specialization(call.args[1].value)
+        Specialization(ast.literal_eval(call.args[1]))
         for call in calls
         if ast.unparse(call.func).endswith((".get", ".request"))
         and isinstance(call.args[1], ast.Constant)

@@ -114,7 +114,7 @@ def test_a_program_for_gpus_is_python(page: Path, fence: Fence) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("page", sorted({param.values[0] for param in ON_GPUS}))
+@pytest.mark.parametrize("page", dict.fromkeys(param.values[0] for param in ON_GPUS))
 def test_the_programs_of_a_page_run_on_a_gpu(tmp_path: Path, page: Path) -> None:
     """All of them, as some go on with what others made."""
     for module in ("cupy", "torch"):
