@@ -94,7 +94,7 @@ class Kernels(Operations):
             max_outstanding: As for `Kernels`.
             frozen: As for `Kernels`.
             settings: As for `Compiler`: `cache_dir`, `layers`, `max_bytes`, `cache_key`,
-                `workers`, `timeout`, `memory`, `sandbox`.
+                `workers`, `timeout`, `memory`, `sandbox`, `slim`.
 
         Raises:
             DeviceError: There is no such device.
