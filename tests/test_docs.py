@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 import kernels_async
 from kernels_async import Compiler, KernelsError
@@ -169,7 +168,8 @@ def test_relative_links_lead_to_files_and_headings() -> None:
 
 def test_commands_in_the_pages_are_commands() -> None:
     """With options that they have; each command is on the page of commands."""
-    app = get_command(import_module("kernels_async.cli._app").app)
+    typer = pytest.importorskip("typer.main")
+    app = typer.get_command(import_module("kernels_async.cli._app").app)
     seen = set()
     for page in PAGES:
         for line in re.findall(r"kernels-async ([^\n`|&<]*)", page.read_text()):
