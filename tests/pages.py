@@ -6,7 +6,8 @@ one program, in order. One with the title `On a GPU` is not run. A fence with th
 `Output` is what the program before it prints, where `...` stands for anything; with the
 title `Output, such as` a number stands for any other.
 
-`python -m tests.pages PAGE` runs a page's, and with `gpu` after it those for GPUs too.
+`python -m tests.pages PAGE` runs a page's, and with `gpu` after it those for GPUs, with
+those that they go on from.
 """
 
 from __future__ import annotations
@@ -115,16 +116,20 @@ def run(page: Path, gpu: bool = False) -> None:
 
     Args:
         page: Its file.
-        gpu: Whether to run those for GPUs too.
+        gpu: Whether to run those for GPUs, and in a session what is before them.
 
     Raises:
         AssertionError: One does not print what the page says.
     """
     text = page.read_text()
+    session = is_session(text)
     names: dict[str, Any] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:
         for fence, output in programs(text, gpu):
-            names = names if is_session(text) else {"__name__": "__main__"}
+            if not session:
+                names = {"__name__": "__main__"}
+                if gpu and fence.title != GPU:
+                    continue
             told = io.StringIO()
             with contextlib.redirect_stdout(told):
                 code = compile(

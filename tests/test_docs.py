@@ -115,7 +115,7 @@ def test_a_program_for_gpus_is_python(page: Path, fence: Fence) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", dict.fromkeys(param.values[0] for param in ON_GPUS))
 def test_the_programs_of_a_page_run_on_a_gpu(tmp_path: Path, page: Path) -> None:
-    """All of them, as some go on with what others made."""
+    """As they stand there, and print what the page says."""
     for module in ("cupy", "torch"):
         pytest.importorskip(module)
     ran = run(tmp_path, "-m", "tests.pages", str(page), "gpu")
