@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from html.parser import HTMLParser
@@ -18,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import kernels_async
-from kernels_async import Compiler, KernelsError
+from kernels_async import Compiler, KernelsError, _errors
 from tests.pages import (
     GPU,
     OUTPUT,
@@ -204,6 +206,24 @@ def test_everything_public_is_documented() -> None:
 
     assert sorted(listed) == sorted(public.keys() - raised)
     assert sorted(errors) == sorted(raised - {"KernelsError"})
+
+
+def test_the_tree_of_errors_is_that_of_the_code() -> None:
+    """As it is drawn where they are defined."""
+    told = inspect.getdoc(_errors) or ""
+    tree = re.search(r"    KernelsError\n(?:    .+\n)+", told)
+    assert tree is not None
+    assert textwrap.dedent(tree[0]) in (DOCS / "pages/errors.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["Guarantees", "Speed"])
+def test_the_readmes_figures_are_those_of_the_pages(name: str) -> None:
+    """A figure that is measured again changes in both."""
+    section = (ROOT / "README.md").read_text().partition(f"\n## {name}\n")[2]
+    figures = set(re.findall(r"\d[\d,.]*\d", section.partition("\n## ")[0]))
+    page = (DOCS / f"pages/{name.lower()}.md").read_text()
+    assert len(figures) > 5
+    assert [figure for figure in figures if figure not in page] == []
 
 
 def build(site: Path, docs: Path = DOCS) -> subprocess.CompletedProcess[str]:
