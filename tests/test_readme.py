@@ -24,6 +24,14 @@ async def run(environment: dict[str, str], *command: str) -> str:
     return out.decode()
 
 
+def test_the_readme_is_read_in_ten_minutes() -> None:
+    """What is longer has a page of its own; nothing is there twice."""
+    headings = re.findall(r"^## (.+)$", README, re.MULTILINE)
+
+    assert len(README.splitlines()) <= 250
+    assert sorted(set(headings)) == sorted(headings)
+
+
 def test_the_readme_names_files_that_exist() -> None:
     """No path in it is dead."""
     names = set(
