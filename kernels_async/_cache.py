@@ -171,7 +171,7 @@ class Cache:
         if attempt is None:
             (attempt,) = self._start([pending], background=background)
         elif not background:
-            self._join(pending, attempt)
+            self._join(pending)
         return await attempt.wait()
 
     def from_thread(
@@ -199,7 +199,7 @@ class Cache:
             self._schedule()
             attempt = self._begin(pending)
         else:
-            self._join(pending, attempt)
+            self._join(pending)
         return await attempt.wait()
 
     async def build(self, stream: Any = None) -> None:
@@ -209,7 +209,7 @@ class Cache:
             for active in self.batch.attempts():
                 await active.error()
             self._start(self.batch.waiting())
-            batch = self.batch.attempts(requested=True)
+            batch = self.batch.hurry_requested()
             failures = [e for e in [await a.error() for a in batch] if e is not None]
         if self._home.ended is not None:
             raise ClosedError("the cache closed while it was building")
@@ -217,8 +217,10 @@ class Cache:
             raise BuildError(f"{len(failures)} of {len(batch)} kernels failed", failures)
 
     def start(self, pendings: list[Pending]) -> None:
-        """Begin to build those of `pendings` that nothing builds; nobody need wait."""
+        """Begin to build those of `pendings` that nothing builds, and hurry the others."""
         self._start([p for p in pendings if p.key in self.batch.outstanding])
+        for pending in pendings:
+            self.batch.hurry(pending)
 
     def _start(self, pendings: list[Pending], *, background: bool = False) -> list[Attempt]:
         """Have the artifacts of `pendings` made; `_make` goes on with each that arrives."""
@@ -245,12 +247,11 @@ class Cache:
         self.ledger.requested(pending)
         return self.batch.claim(pending)
 
-    def _join(self, pending: Pending, attempt: Attempt) -> None:
-        """One more waits for `attempt`, and not in the background."""
+    def _join(self, pending: Pending) -> None:
+        """One more waits for what is being built, and not in the background."""
         pending.asked += 1
         self.ledger.joined(pending)
         self.batch.hurry(pending)
-        attempt.hurry()
 
     def _arrive(self, pending: Pending, attempt: Attempt, flight: Flight) -> None:
         if self._lane is not None:

@@ -116,6 +116,30 @@ async def test_what_somebody_waits_for_overtakes_the_warm_up(
     assert (await warm).loaded == 4
 
 
+@pytest.mark.parametrize("how", ["build", "a fallback"])
+@pytest.mark.parametrize("symbol", ["add<3>", "add<50>"])
+async def test_what_was_requested_overtakes_the_warm_up(
+    one_worker: tuple[Kernels, list[str]], how: str, symbol: str
+) -> None:
+    """Once somebody waits for it, and whether the manifest has it or not."""
+    kernels, compiled = one_worker
+    with held_worker():
+        warm = asyncio.create_task(kernels.warm(manifest(*[1.0] * 4)))
+        await until(lambda: kernels.stats().queued == 3)
+        if how == "build":
+            kernels.request(SOURCE, symbol)
+            waiter = asyncio.create_task(kernels.build())
+        else:
+            handle = kernels.request(SOURCE, symbol, fallback="add<100>")
+            waiter = asyncio.ensure_future(handle.resolve())
+        for _ in range(9):
+            await asyncio.sleep(0.01)
+        await until(lambda: kernels.stats().reading == 0)
+    await waiter
+    assert (await warm).loaded == 4
+    assert compiled[:2] == ["add<0>", symbol]
+
+
 async def test_a_large_warm_up_is_no_overload(tmp_path: Path, warm_dir: Path) -> None:
     """It does not count as outstanding, and leaves room for those who ask."""
     async with Kernels.open("cpu", cache_dir=warm_dir, max_outstanding=2) as kernels:
