@@ -183,6 +183,7 @@ class Batch:
             pending.attempt, pending.failed = None, pending.kernel is None
         self._clear()
         for pending, attempt in waiting:
+            attempt.withdraw()
             self._drop(pending, attempt, error)
 
     def _drop(self, pending: Pending, attempt: Attempt, error: Exception) -> None:

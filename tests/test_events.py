@@ -114,6 +114,31 @@ async def test_a_build_that_is_dropped_tells_its_end(how: str) -> None:
     assert kernels.stats().failures == {}
 
 
+async def test_a_cache_that_closes_takes_its_queued_compiles_along() -> None:
+    """A compiler that others use goes on with what they wait for, and not with those."""
+    compiling: list[str] = []
+    async with Compiler("cpu", workers=1) as compiler, Kernels(compiler) as other:
+        await other.get(SOURCE, "add<1>")
+        kernels = Kernels(compiler)
+        with held_worker():
+            first = asyncio.create_task(other.get(SOURCE, "add<2>"))
+            await until(lambda: kernels.stats().queued == 0 and other.stats().compiling)
+            for number in range(3, 6):
+                kernels.request(SOURCE, f"add<{number}>")
+            building = asyncio.create_task(kernels.build())
+            shared = asyncio.create_task(other.get(SOURCE, "add<4>"))
+            await until(lambda: other.stats().queued == 3)
+            compiler.listen(
+                lambda e: compiling.append(e.symbol) if e.kind == "compiling" else None
+            )
+            await kernels.aclose()
+            assert other.stats().queued == 1
+        await asyncio.gather(first, shared)
+        with pytest.raises(ClosedError):
+            await building
+    assert compiling == ["add<4>"]
+
+
 async def test_whoever_asks_is_told_in_their_own_context(kernels: Kernels) -> None:
     """So that a span can hang under the request that caused it."""
     request: ContextVar[str] = ContextVar("request")
