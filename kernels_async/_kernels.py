@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from ._cache import Cache
 from ._compiler import Compiler, shared_compiler
+from ._errors import SpecificationError
 from ._fallback import FallbackPending
 from ._frozen import Frozen
 from ._keyed import Key, KeyedKernels
@@ -280,6 +281,8 @@ class Kernels(Operations):
             return self._cache.request(source, specialization)
         if not isinstance(fallback, Pending):
             fallback = self._cache.request(source, fallback)
+        elif not fallback.belongs_to(self._cache):
+            raise SpecificationError("the fallback is a request of another cache")
         special = self._cache.request(source, specialization)
         return FallbackPending(self._cache, special, fallback)
 
