@@ -16,11 +16,10 @@ from ._errors import ManifestError, SpecificationError
 from ._source import Source
 from ._specialization import Specialization
 from ._threads import in_thread
-from ._value import digest
+from ._value import LONGEST_SECONDS, digest
 
 FORMAT = "kernels_async manifest 1"
 _MOST_COUNTED = 1 << 53
-_LONGEST_SECONDS = 1e9
 _TARGET = re.compile(r"\w{1,64}", re.ASCII)
 _DAMAGE = (KeyError, TypeError, AttributeError, RecursionError, SpecificationError)
 
@@ -234,6 +233,6 @@ def _target(value: str) -> str:
 def _seconds(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no time")
-    if not 0 <= value <= _LONGEST_SECONDS:
+    if not 0 <= value <= LONGEST_SECONDS:
         raise TypeError("a time is out of range")
     return float(value)

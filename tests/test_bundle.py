@@ -148,8 +148,19 @@ def rename_output(parts: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     parts[2][0].name = name[:65] + swapped[name[65:]]
 
 
+def claim_no_time(parts: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    """Claim a time, well sealed, that no number of seconds can be added to."""
+    info, data = parts[1]
+    record = json.loads(data) | {"compile_seconds": 10**400}
+    del record["seal"]
+    changed = json.dumps(record | {"seal": Seal().of(record)}).encode()
+    info.size = len(changed)
+    parts[1] = (info, changed)
+
+
 @pytest.mark.parametrize(
-    "damage", [flip_output, forge_record, claim_other_key, rename_output]
+    "damage",
+    [flip_output, forge_record, claim_other_key, rename_output, claim_no_time],
 )
 def test_a_damaged_artifact_is_refused_alone(
     source: Path, tmp_path: Path, damage: Damage
