@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import anyio
 
 from ._cache import Cache
-from ._errors import ClosedError, KernelsError
+from ._errors import ClosedError
 from ._manifest import Manifest, ManifestKernel
 
 _AT_ONCE = 64
@@ -99,6 +99,7 @@ class WarmUp:
     def _begin(self) -> None:
         if not self._running:
             self._began = time.monotonic()
+            self._work = self._work_done = 0.0
             self._over = anyio.Event()
         self._running += 1
 
@@ -138,7 +139,7 @@ class WarmUp:
                 self._loaded += 1
             except ClosedError:
                 return
-            except KernelsError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the rest is built
                 self._failed += 1
                 symbol = kernel.specialization.symbol
                 logger.warning("the warm-up could not build %r: %s", symbol, error)

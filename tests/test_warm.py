@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from kernels_async import (
+    Artifact,
     ClosedError,
     Compiler,
     Event,
     FrozenError,
+    Kernel,
     Kernels,
+    LoadError,
     Manifest,
     ManifestError,
     ManifestKernel,
@@ -23,6 +27,7 @@ from kernels_async import (
     SpecificationError,
 )
 from kernels_async._frozen import Frozen
+from kernels_async.devices._cpu import CpuDevice
 from tests.processes import held_worker, until
 
 SOURCE = Source("template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n")
@@ -128,7 +133,7 @@ async def test_what_was_requested_overtakes_the_warm_up(
         await until(lambda: kernels.stats().queued == 3)
         if how == "build":
             kernels.request(SOURCE, symbol)
-            waiter = asyncio.create_task(kernels.build())
+            waiter: asyncio.Future[object] = asyncio.create_task(kernels.build())
         else:
             handle = kernels.request(SOURCE, symbol, fallback="add<100>")
             waiter = asyncio.ensure_future(handle.resolve())
@@ -162,6 +167,45 @@ async def test_a_kernel_that_cannot_be_built_does_not_stop_a_warm_up(
     assert "could not build 'broken'" in caplog.text
 
 
+async def test_an_error_of_any_kind_does_not_stop_a_warm_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as that no thread can start: the cache is frozen then, and serves."""
+
+    class Broken(CpuDevice):
+        async def load(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
+            return [cast(LoadError, RuntimeError("no thread")) for _ in artifacts]
+
+    async with (
+        Compiler("cpu", workers=1) as compiler,
+        Kernels(compiler, Broken(), frozen=True) as kernels,
+    ):
+        done = await kernels.warm(manifest(1, 1))
+        assert (done.total, done.loaded, done.failed) == (2, 0, 2)
+        with pytest.raises(FrozenError):
+            await kernels.get(SOURCE, "add<50>")
+    assert "could not build 'add<0>': no thread" in caplog.text
+
+
+async def test_each_warm_up_estimates_its_own_time(
+    one_worker: tuple[Kernels, list[str]],
+) -> None:
+    """What an earlier one has done says nothing of how fast this one is."""
+    kernels, _ = one_worker
+    await kernels.warm(manifest(*[1.0] * 6))
+    again = Manifest(
+        tuple(
+            ManifestKernel(SOURCE, Specialization(f"add<{n}>"), 1, {"cpu": 1.0})
+            for n in (20, 21, 22)
+        )
+    )
+    told: list[Progress] = []
+    await kernels.warm(again, told.append)
+    first = told[0]
+    assert first.seconds_left is not None
+    assert first.seconds_left == pytest.approx(2 * first.seconds)
+
+
 async def test_readiness_is_told_while_a_warm_up_goes_on(
     one_worker: tuple[Kernels, list[str]],
 ) -> None:
@@ -186,7 +230,7 @@ async def test_a_warm_up_that_is_cancelled_leaves_nothing(
     kernels, compiled = one_worker
     with held_worker():
         warm = asyncio.create_task(kernels.warm(manifest(*[1.0] * 9)))
-        await until(lambda: kernels.stats().queued == 8)
+        await until(lambda: kernels.stats().queued == 8 and compiled)
         warm.cancel()
         await asyncio.gather(warm, return_exceptions=True)
         assert kernels.progress().is_ready
