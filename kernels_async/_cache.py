@@ -90,14 +90,17 @@ class Cache:
             artifact = await flight.wait()
             if not pending.reported:
                 pending.reported = await self.reporting.report(artifact)
+            loader = self._home.parts.loader
             self.ledger.made(pending, artifact)
-            kernel = await self._home.parts.loader.load(artifact)
+            kernel = await loader.load(artifact)
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
-            self.ledger.failed(pending, error)
-            self.batch.fail(pending, attempt, error)
+            if not attempt.settled:  # else the cache closed, and told it
+                self.ledger.failed(pending, error)
+                self.batch.fail(pending, attempt, error)
         else:
-            self.ledger.loaded(pending, artifact, kernel)
-            self.batch.succeed(pending, attempt, kernel)
+            if not attempt.settled:
+                self.ledger.loaded(pending, artifact, kernel)
+                self.batch.succeed(pending, attempt, kernel)
 
     def pending(
         self,

@@ -139,6 +139,26 @@ async def test_a_cache_that_closes_takes_its_queued_compiles_along() -> None:
     assert compiling == ["add<4>"]
 
 
+async def test_a_cache_that_its_listener_closes_tells_one_end(kernels: Kernels) -> None:
+    """And no failure, though the artifact had just arrived."""
+    await kernels.get(SOURCE, "add<1>")
+    told: list[Event] = []
+    closing: list[asyncio.Task[None]] = []
+    async with Kernels(kernels.compiler) as other:
+
+        def close(event: Event) -> None:
+            told.append(event)
+            if event.kind == "found":
+                closing.append(asyncio.create_task(other.aclose()))
+
+        other.listen(close)
+        with pytest.raises(ClosedError):
+            await other.get(SOURCE, "add<1>")
+        await asyncio.gather(*closing)
+    assert kinds(told) == ["requested", "found", "failed"]
+    assert other.stats().failures == {}
+
+
 async def test_whoever_asks_is_told_in_their_own_context(kernels: Kernels) -> None:
     """So that a span can hang under the request that caused it."""
     request: ContextVar[str] = ContextVar("request")
