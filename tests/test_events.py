@@ -214,6 +214,20 @@ async def test_a_listener_that_is_removed_is_told_nothing_more(kernels: Kernels)
     assert second != []
 
 
+async def test_a_listener_that_was_added_twice_is_removed_once(kernels: Kernels) -> None:
+    """By each of those who added it, however often they say so."""
+    told: list[Event] = []
+    note = told.append
+    removals = [kernels.listen(note), kernels.listen(note)]
+    for removal in (removals[0], removals[0]):
+        removal()
+    await kernels.get(SOURCE, new_symbol())
+    assert kinds(told) == COMPILED
+    removals[1]()
+    await kernels.get(SOURCE, new_symbol())
+    assert kinds(told) == COMPILED
+
+
 async def test_a_stream_of_events_ends_with_the_cache(warm_dir: Path) -> None:
     """After what happened before was taken."""
     async with Kernels.open("cpu", cache_dir=warm_dir) as kernels:
