@@ -125,14 +125,22 @@ class Batch:
         pending.failed = False
         return self.claim(pending)
 
-    def hurry(self, pending: Pending) -> None:
-        """Somebody waits for it now."""
+    def hurry(self, pending: Pending) -> Attempt | None:
+        """The attempt at `pending`, if there is one: somebody waits for it now."""
         self._background.discard(pending.key)
+        if pending.attempt is not None:
+            pending.attempt.hurry()
+        return pending.attempt
 
-    def attempts(self, *, requested: bool = False) -> list[Attempt]:
-        """Those at what is being built, or at what of it was asked for by `request`."""
-        wanted = [p for p in self.building.values() if p.requested or not requested]
+    def attempts(self) -> list[Attempt]:
+        """Those at what is being built and does not wait for others."""
+        wanted = [p for p in self.building.values() if p.key not in self._background]
         return [p.attempt for p in wanted if p.attempt is not None]
+
+    def hurry_requested(self) -> list[Attempt]:
+        """The attempts at what was asked for by `request`: somebody waits for them now."""
+        wanted = [self.hurry(p) for p in self.building.values() if p.requested]
+        return [attempt for attempt in wanted if attempt is not None]
 
     def waiting(self) -> list[Pending]:
         """Everything outstanding, in the order of asking."""
@@ -177,6 +185,7 @@ class Batch:
             pending.attempt, pending.failed = None, pending.kernel is None
         self._clear()
         for pending, attempt in waiting:
+            attempt.withdraw()
             self._drop(pending, attempt, error)
 
     def _drop(self, pending: Pending, attempt: Attempt, error: Exception) -> None:

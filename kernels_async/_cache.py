@@ -90,14 +90,17 @@ class Cache:
             artifact = await flight.wait()
             if not pending.reported:
                 pending.reported = await self.reporting.report(artifact)
+            loader = self._home.parts.loader
             self.ledger.made(pending, artifact)
-            kernel = await self._home.parts.loader.load(artifact)
+            kernel = await loader.load(artifact)
         except Exception as error:  # noqa: BLE001 - whatever it is, its waiters get it
-            self.ledger.failed(pending, error)
-            self.batch.fail(pending, attempt, error)
+            if not attempt.settled:  # else the cache closed, and told it
+                self.ledger.failed(pending, error)
+                self.batch.fail(pending, attempt, error)
         else:
-            self.ledger.loaded(pending, artifact, kernel)
-            self.batch.succeed(pending, attempt, kernel)
+            if not attempt.settled:
+                self.ledger.loaded(pending, artifact, kernel)
+                self.batch.succeed(pending, attempt, kernel)
 
     def pending(
         self,
@@ -171,7 +174,7 @@ class Cache:
         if attempt is None:
             (attempt,) = self._start([pending], background=background)
         elif not background:
-            self.join(pending, attempt)
+            self.join(pending)
         return await attempt.wait()
 
     def from_thread(
@@ -199,7 +202,7 @@ class Cache:
             self._schedule()
             attempt = self._begin(pending)
         else:
-            self.join(pending, attempt)
+            self.join(pending)
         return await attempt.wait()
 
     async def build(self, stream: Any = None) -> None:
@@ -209,7 +212,7 @@ class Cache:
             for active in self.batch.attempts():
                 await active.error()
             self._start(self.batch.waiting())
-            batch = self.batch.attempts(requested=True)
+            batch = self.batch.hurry_requested()
             failures = [e for e in [await a.error() for a in batch] if e is not None]
         if self._home.ended is not None:
             raise ClosedError("the cache closed while it was building")
@@ -217,8 +220,10 @@ class Cache:
             raise BuildError(f"{len(failures)} of {len(batch)} kernels failed", failures)
 
     def start(self, pendings: list[Pending]) -> None:
-        """Begin to build those of `pendings` that nothing builds; nobody need wait."""
+        """Begin to build those of `pendings` that nothing builds, and hurry the others."""
         self._start([p for p in pendings if p.key in self.batch.outstanding])
+        for pending in pendings:
+            self.batch.hurry(pending)
 
     def _start(self, pendings: list[Pending], *, background: bool = False) -> list[Attempt]:
         """Have the artifacts of `pendings` made; `_make` goes on with each that arrives."""
@@ -245,12 +250,11 @@ class Cache:
         self.ledger.requested(pending)
         return self.batch.claim(pending)
 
-    def join(self, pending: Pending, attempt: Attempt) -> None:
-        """One more waits for `attempt`, and not in the background."""
+    def join(self, pending: Pending) -> None:
+        """One more waits for what is being built, and not in the background."""
         pending.asked += 1
         self.ledger.joined(pending)
         self.batch.hurry(pending)
-        attempt.hurry()
 
     def _arrive(self, pending: Pending, attempt: Attempt, flight: Flight) -> None:
         if self._lane is not None:

@@ -120,9 +120,15 @@ class Hub:
     def add(self, listener: Listener) -> Callable[[], None]:
         """Tell `listener` from now on, until what this returns is called."""
         self.listeners = (*self.listeners, listener)
+        is_told = True
 
         def remove() -> None:
-            self.listeners = tuple(one for one in self.listeners if one is not listener)
+            nonlocal is_told
+            if is_told:
+                is_told = False
+                others = list(self.listeners)
+                others.remove(listener)
+                self.listeners = tuple(others)
 
         return remove
 

@@ -66,7 +66,7 @@ class FallbackPending:
         if self.serving is None:
             for pending in both:
                 if pending.attempt is not None:
-                    self._cache.join(pending, pending.attempt)
+                    self._cache.join(pending)
         self._cache.start([p for p in both if not p.failed])
         while (kernel := self.built()) is None:
             attempts = [p.attempt for p in both if p.attempt is not None]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from ._cache import Cache
 from ._compiler import Compiler, shared_compiler
+from ._errors import SpecificationError
 from ._fallback import FallbackPending
 from ._frozen import Frozen
 from ._keyed import Key, KeyedKernels
 from ._operations import Operations
 from ._pending import Pending
-from ._report import Reporter
 from ._settings import Settings
 from ._source import Source
 from ._specialization import Specialization
@@ -147,26 +147,6 @@ class Kernels(Operations):
     def __reduce__(self) -> str:
         raise TypeError("a cache of loaded kernels belongs to its process; pickle requests")
 
-    def reporting(self, report: Reporter | None) -> Kernels:
-        """Have `report` called once for each artifact built, before it loads.
-
-        It gets artifacts read from disk too, with what the compiler said when they were
-        compiled, and nothing for kernels that are loaded already. Calls never overlap; a
-        plain function is called in a thread. If it raises, that kernel's load fails and
-        no other. It must not ask the same cache for work.
-
-        Args:
-            report: A function of an `Artifact`, `async` or not; `None` for no reports. It
-                replaces the reporter of every clone and every existing `Pending`.
-
-        Returns:
-            This cache.
-        """
-        if report is not None and not callable(report):
-            raise TypeError(f"a reporter is a function of an artifact, not {report!r}")
-        self._cache.report_to(report)
-        return self
-
     @property
     def compiler(self) -> Compiler:
         """The compiler that this cache was made with."""
@@ -283,6 +263,8 @@ class Kernels(Operations):
             return self._cache.request(source, specialization)
         if not isinstance(fallback, Pending):
             fallback = self._cache.request(source, fallback)
+        elif not fallback.belongs_to(self._cache):
+            raise SpecificationError("the fallback is a request of another cache")
         special = self._cache.request(source, specialization)
         return FallbackPending(self._cache, special, fallback)
 

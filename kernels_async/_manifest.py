@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,12 @@ from ._errors import ManifestError, SpecificationError
 from ._source import Source
 from ._specialization import Specialization
 from ._threads import in_thread
-from ._value import digest
+from ._value import LONGEST_SECONDS, digest
 
 FORMAT = "kernels_async manifest 1"
+_MOST_COUNTED = 1 << 53
+_TARGET = re.compile(r"\w{1,64}", re.ASCII)
+_DAMAGE = (KeyError, TypeError, AttributeError, RecursionError, SpecificationError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +154,11 @@ class Manifest:
         if found != FORMAT:
             raise ManifestError(f"it is no {FORMAT!r}; its format is {found!r}")
         content = {name: record.get(name) for name in ("kernels", "sources", "texts")}
-        if record.get("digest") != _digest(content):
-            raise ManifestError("it is damaged, or was edited: its digest is another")
         try:
+            if record.get("digest") != _digest(content):
+                raise ManifestError("it is damaged, or was edited: its digest is another")
             return cls(_kernels(content))
-        except (KeyError, TypeError, AttributeError, SpecificationError) as error:
+        except _DAMAGE as error:
             raise ManifestError(f"it is damaged: {error!r}") from error
 
 
@@ -196,7 +200,7 @@ def _kernels(content: Mapping[str, Any]) -> tuple[ManifestKernel, ...]:
             sources[kernel["source"]],
             Specialization(kernel["symbol"], kernel["defines"], kernel["options"]),
             _count(kernel["count"]),
-            {str(t): _seconds(s) for t, s in kernel["compile_seconds"].items()},
+            {_target(t): _seconds(s) for t, s in kernel["compile_seconds"].items()},
         )
         for kernel in content["kernels"]
     )
@@ -220,10 +224,18 @@ def _refuse(constant: str) -> NoReturn:
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise TypeError(f"{value!r} is no count")
+    return min(value, _MOST_COUNTED)
+
+
+def _target(value: str) -> str:
+    if not _TARGET.fullmatch(value):
+        raise TypeError(f"{value!r} is no target")
     return value
 
 
 def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no time")
+    if not 0 <= value <= LONGEST_SECONDS:
+        raise TypeError("a time is out of range")
     return float(value)

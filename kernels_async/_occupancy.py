@@ -50,7 +50,7 @@ _MULTIPROCESSORS = {
 
 def multiprocessor(target: str) -> Multiprocessor | None:
     """The multiprocessor of a target such as `sm_90a`; `None` if it is not known."""
-    match = re.fullmatch(r"sm_(\d+)[af]?", target)
+    match = re.fullmatch(r"sm_(\d{1,4})[af]?", target)
     return _MULTIPROCESSORS.get(int(match[1])) if match else None
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from ._cache import Cache
 from ._events import LIMIT, Events, Listener
 from ._manifest import Manifest
 from ._recording import Recording
+from ._report import Reporter
 from ._stats import Stats
 from ._warm import Progress, WarmUp
 
@@ -26,6 +28,26 @@ class Operations:
     def device(self) -> str:
         """The name of its device, such as `cuda:0`; until it opens, what was asked for."""
         return self._cache.ledger.device
+
+    def reporting(self, report: Reporter | None) -> Self:
+        """Have `report` called once for each artifact built, before it loads.
+
+        It gets artifacts read from disk too, with what the compiler said when they were
+        compiled, and nothing for kernels that are loaded already. Calls never overlap; a
+        plain function is called in a thread. If it raises, that kernel's load fails and
+        no other. It must not ask the same cache for work.
+
+        Args:
+            report: A function of an `Artifact`, `async` or not; `None` for no reports. It
+                replaces the reporter of every clone and every existing `Pending`.
+
+        Returns:
+            This cache.
+        """
+        if report is not None and not callable(report):
+            raise TypeError(f"a reporter is a function of an artifact, not {report!r}")
+        self._cache.report_to(report)
+        return self
 
     def record(self, path: str | os.PathLike[str]) -> Recording:
         """Keep in a manifest file what this cache is asked for, until it closes.

@@ -109,6 +109,10 @@ class Pending:
         """
         return self._cache.resolve(self, stream)
 
+    def belongs_to(self, cache: Cache) -> bool:
+        """Whether it is a request of that cache."""
+        return self._cache is cache
+
     def built(self) -> Kernel | None:
         """The kernel if it is loaded, else `None`; from any thread, without waiting."""
         return next(self.served, None)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,7 @@ class Recording:
         self._built = 0
         self._last = time.monotonic()
         self._told: str | None = None
-        self._saving = anyio.Lock()
+        self._saving = threading.Lock()
 
     async def save(self) -> None:
         """Add to the file what is not in it yet.
@@ -53,7 +54,10 @@ class Recording:
             ManifestError: The file is no manifest, or damaged; it stays as it is.
             OSError: It cannot be read or written.
         """
-        async with self._saving:
+        await in_thread(self._save, abandon=True)
+
+    def _save(self) -> None:
+        with self._saving:
             built, counts, news = self._cache.batch.built, dict(self._saved), []
             for pending in self._cache.batch.known():
                 kernel = pending.kernel
@@ -71,7 +75,7 @@ class Recording:
                 )
                 counts[pending.key] = count
             if news:
-                await in_thread(_add, self._path, Manifest(tuple(news)))
+                _add(self._path, Manifest(tuple(news)))
             self._saved, self._built, self._last = counts, built, time.monotonic()
 
     async def run(self) -> None:
@@ -86,7 +90,7 @@ class Recording:
         """Save; trouble is logged, once while it is the same."""
         try:
             await self.save()
-        except (OSError, ManifestError) as error:
+        except (OSError, ValueError) as error:
             self._last, self._built = time.monotonic(), self._cache.batch.built
             if str(error) != self._told:
                 self._told = str(error)
@@ -101,7 +105,11 @@ class Recording:
 def _add(path: Path, news: Manifest) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent):
-        known = read_manifest(path) if path.exists() else Manifest()
+        known = Manifest()
+        if path.exists():
+            if not path.is_file():
+                raise ManifestError(f"{path} is no file")
+            known = read_manifest(path)
         write_manifest(path, known.merged(news))
 
 
@@ -118,4 +126,5 @@ def _locked(folder: Path) -> Iterator[None]:
             time.sleep(0.02)
         yield
     finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
         os.close(fd)

@@ -7,6 +7,9 @@ from functools import cached_property
 
 from blake3 import blake3
 
+LONGEST_SECONDS = 1e9
+"""The longest time that a compile is believed to have taken; sums of it stay finite."""
+
 
 def digest(data: bytes) -> str:
     """The digest of some bytes, as 64 hexadecimal digits."""

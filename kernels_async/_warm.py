@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import anyio
+import anyio.lowlevel
 
 from ._cache import Cache
-from ._errors import ClosedError, KernelsError
+from ._errors import ClosedError
 from ._manifest import Manifest, ManifestKernel
 
 _AT_ONCE = 64
@@ -87,9 +88,12 @@ class WarmUp:
         return Progress(self._total, self._loaded, self._failed, running, seconds, left)
 
     async def ready(self) -> Progress:
-        """Wait until none is going on."""
+        """Wait until none is going on; tasks that are ready may begin one before."""
         await self._cache.enter()
-        await self._over.wait()
+        await anyio.lowlevel.checkpoint()
+        while self._running:
+            await self._over.wait()
+        await self._cache.enter()
         return self.progress()
 
     async def run(
@@ -110,6 +114,7 @@ class WarmUp:
     def _begin(self) -> None:
         if not self._running:
             self._began = time.monotonic()
+            self._work = self._work_done = 0.0
             self._over = anyio.Event()
         self._running += 1
 
@@ -149,7 +154,7 @@ class WarmUp:
                 self._loaded += 1
             except ClosedError:
                 return
-            except KernelsError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the rest is built
                 self._failed += 1
                 symbol = kernel.specialization.symbol
                 logger.warning("the warm-up could not build %r: %s", symbol, error)

@@ -148,8 +148,38 @@ def rename_output(parts: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     parts[2][0].name = name[:65] + swapped[name[65:]]
 
 
+def claim_no_time(parts: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    """Claim a time, well sealed, that no number of seconds can be added to."""
+    seal_again(parts, {"compile_seconds": 10**400})
+
+
+def claim_no_digest(parts: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    """Claim, well sealed, an output whose digest is none."""
+    seal_again(parts, {"output": "\ud800"})
+
+
+def seal_again(
+    parts: list[tuple[tarfile.TarInfo, bytes]], changes: dict[str, object]
+) -> None:
+    """Change a record, and seal it."""
+    info, data = parts[1]
+    record = json.loads(data) | changes
+    del record["seal"]
+    changed = json.dumps(record | {"seal": Seal().of(record)}).encode()
+    info.size = len(changed)
+    parts[1] = (info, changed)
+
+
 @pytest.mark.parametrize(
-    "damage", [flip_output, forge_record, claim_other_key, rename_output]
+    "damage",
+    [
+        flip_output,
+        forge_record,
+        claim_other_key,
+        rename_output,
+        claim_no_time,
+        claim_no_digest,
+    ],
 )
 def test_a_damaged_artifact_is_refused_alone(
     source: Path, tmp_path: Path, damage: Damage

@@ -116,6 +116,47 @@ def test_a_signal_ends_a_build_and_all_its_processes(
     assert not any(map(is_alive, below_it))
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["ctrl-c", "in the background"])
+def test_a_second_signal_does_not_make_a_build_hang(
+    tmp_path: Path, child_environment: dict[str, str], ignored: bool
+) -> None:
+    """Whenever it comes; a shell's job in the background ignores the Ctrl-C's own."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    number = signal.SIGTERM if ignored else signal.SIGINT
+    kernels = [
+        ManifestKernel(Source(CPU_SLOW), Specialization("slow", {"X": n})) for n in range(4)
+    ]
+    write_manifest(tmp_path / "m.json", Manifest(tuple(kernels)))
+    for gap in (0.001, 0.005, 0.02):
+        place = tmp_path / f"cache {gap}"
+        process = subprocess.Popen(
+            [*COMMAND, "build", "m.json", "--target", "cpu", "--cache-dir", str(place)],
+            cwd=tmp_path,
+            env=child_environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=ignore if ignored else None,
+            text=True,
+        )
+        deadline = time.monotonic() + 20
+        while len(below := descendants(process.pid)) < 6:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.1)
+        process.send_signal(number)
+        time.sleep(gap)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=10)
+        assert process.returncode in (128 + number, -number)
+        assert "Traceback" not in err
+        while any(map(is_alive, below)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_a_signal_ends_doctor_and_its_probes(
     tmp_path: Path, child_environment: dict[str, str]
 ) -> None:

@@ -114,6 +114,51 @@ async def test_a_build_that_is_dropped_tells_its_end(how: str) -> None:
     assert kernels.stats().failures == {}
 
 
+async def test_a_cache_that_closes_takes_its_queued_compiles_along() -> None:
+    """A compiler that others use goes on with what they wait for, and not with those."""
+    compiling: list[str] = []
+    async with Compiler("cpu", workers=1) as compiler, Kernels(compiler) as other:
+        await other.get(SOURCE, "add<1>")
+        kernels = Kernels(compiler)
+        with held_worker():
+            first = asyncio.create_task(other.get(SOURCE, "add<2>"))
+            await until(lambda: kernels.stats().queued == 0 and other.stats().compiling)
+            for number in range(3, 6):
+                kernels.request(SOURCE, f"add<{number}>")
+            building = asyncio.create_task(kernels.build())
+            shared = asyncio.create_task(other.get(SOURCE, "add<4>"))
+            await until(lambda: other.stats().queued == 3)
+            compiler.listen(
+                lambda e: compiling.append(e.symbol) if e.kind == "compiling" else None
+            )
+            await kernels.aclose()
+            assert other.stats().queued == 1
+        await asyncio.gather(first, shared)
+        with pytest.raises(ClosedError):
+            await building
+    assert compiling == ["add<4>"]
+
+
+async def test_a_cache_that_its_listener_closes_tells_one_end(kernels: Kernels) -> None:
+    """And no failure, though the artifact had just arrived."""
+    await kernels.get(SOURCE, "add<1>")
+    told: list[Event] = []
+    closing: list[asyncio.Task[None]] = []
+    async with Kernels(kernels.compiler) as other:
+
+        def close(event: Event) -> None:
+            told.append(event)
+            if event.kind == "found":
+                closing.append(asyncio.create_task(other.aclose()))
+
+        other.listen(close)
+        with pytest.raises(ClosedError):
+            await other.get(SOURCE, "add<1>")
+        await asyncio.gather(*closing)
+    assert kinds(told) == ["requested", "found", "failed"]
+    assert other.stats().failures == {}
+
+
 async def test_whoever_asks_is_told_in_their_own_context(kernels: Kernels) -> None:
     """So that a span can hang under the request that caused it."""
     request: ContextVar[str] = ContextVar("request")
@@ -167,6 +212,20 @@ async def test_a_listener_that_is_removed_is_told_nothing_more(kernels: Kernels)
     await kernels.get(SOURCE, "add<1>")
     assert first == []
     assert second != []
+
+
+async def test_a_listener_that_was_added_twice_is_removed_once(kernels: Kernels) -> None:
+    """By each of those who added it, however often they say so."""
+    told: list[Event] = []
+    note = told.append
+    removals = [kernels.listen(note), kernels.listen(note)]
+    for removal in (removals[0], removals[0]):
+        removal()
+    await kernels.get(SOURCE, new_symbol())
+    assert kinds(told) == COMPILED
+    removals[1]()
+    await kernels.get(SOURCE, new_symbol())
+    assert kinds(told) == COMPILED
 
 
 async def test_a_stream_of_events_ends_with_the_cache(warm_dir: Path) -> None:

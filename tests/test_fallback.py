@@ -12,6 +12,7 @@ from kernels_async import (
     Event,
     FallbackPending,
     Kernels,
+    SpecificationError,
     SymbolNotFoundError,
 )
 from tests.processes import held_worker, until
@@ -115,6 +116,15 @@ async def test_another_request_may_be_the_fallback(kernels: Kernels) -> None:
     assert handle.fallback is other
     await handle
     assert (await handle.special).artifact.symbol == "add<1>"
+
+
+async def test_a_request_of_another_cache_is_no_fallback(kernels: Kernels) -> None:
+    """This cache would wait for it for ever, or serve another device's kernel."""
+    async with Kernels(kernels.compiler) as others:
+        foreign = others.request(SOURCE, GENERIC)
+        with pytest.raises(SpecificationError, match="another cache"):
+            kernels.request(SOURCE, "add<1>", fallback=foreign)
+    assert kernels.stats().outstanding == 0
 
 
 async def test_a_waiter_that_is_cancelled_takes_nothing_from_the_handle(

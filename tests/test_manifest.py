@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from kernels_async import (
     Source,
     Specialization,
 )
+from kernels_async._manifest import FORMAT
 from kernels_async._value import digest
 from tests.processes import until
 
@@ -108,6 +112,10 @@ def test_what_is_no_manifest_says_so(data: bytes, told: str) -> None:
         lambda record: record["kernels"][0].update(count=True),
         lambda record: record["kernels"][0].update(compile_seconds={"cpu": "1"}),
         lambda record: record["kernels"][0].update(compile_seconds=None),
+        lambda record: record["kernels"][0].update(compile_seconds={"cpu": 10**400}),
+        lambda record: record["kernels"][0].update(compile_seconds={"cpu": 1e300}),
+        lambda record: record["kernels"][0].update(compile_seconds={"\ud800": 1.0}),
+        lambda record: record["kernels"][0].update(compile_seconds={"../x": 1.0}),
         lambda record: record["kernels"][0].update(source="elsewhere"),
         lambda record: record["kernels"][0].update(symbol=3),
         lambda record: record["kernels"][0].update(options="-I/etc"),
@@ -123,6 +131,34 @@ def test_a_well_sealed_manifest_that_cannot_be_right_is_refused(change: Any) -> 
     """Whoever made it: nothing of another kind gets in."""
     with pytest.raises(ManifestError):
         Manifest.decode(edited(change))
+
+
+def test_a_time_without_end_is_no_time() -> None:
+    """JSON has no infinity, and what is read is written again by a recording."""
+    seal = edited(
+        lambda record: record["kernels"][0].update(compile_seconds={"cpu": float("inf")})
+    )
+    with pytest.raises(ManifestError, match="time"):
+        Manifest.decode(seal.replace(b"Infinity", b"1e999"))
+
+
+def test_a_count_that_nothing_counts_can_be_added_to() -> None:
+    """So that a file does not grow, by one more, into one that is refused."""
+    read = Manifest.decode(
+        edited(lambda record: record["kernels"][0].update(count=10**4000))
+    )
+    more = read.merged(read).encode()
+    assert Manifest.decode(more).kernels[0].count == read.kernels[0].count
+
+
+async def test_a_manifest_of_any_depth_is_refused(tmp_path: Path) -> None:
+    """Also of one that can be read and not written again."""
+    path = tmp_path / "kernels.manifest.json"
+    for depth in range(900, 1000):
+        nested = "[" * depth + "]" * depth
+        path.write_text(f'{{"format": "{FORMAT}", "digest": "", "kernels": {nested}}}')
+        with pytest.raises(ManifestError):
+            await Manifest.load(path)
 
 
 async def test_an_error_names_the_file(tmp_path: Path) -> None:
@@ -226,6 +262,41 @@ async def test_several_servers_record_to_one_file(tmp_path: Path, warm_dir: Path
             await recording.save()
     found = {k.specialization.symbol: k.count for k in (await Manifest.load(path)).kernels}
     assert found == {"add<1>": 2, "add<2>": 1}
+
+
+async def test_a_save_that_is_cancelled_counts_nothing_twice(
+    tmp_path: Path, warm_dir: Path
+) -> None:
+    """Its thread goes on alone; what it adds is in the file once."""
+    path = tmp_path / "kernels.manifest.json"
+    async with Kernels.open("cpu", cache_dir=warm_dir) as kernels:
+        recording = kernels.record(path)
+        await kernels.get(SOURCE, "add<1>")
+        folder = os.open(tmp_path, os.O_RDONLY)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            saving = asyncio.create_task(recording.save())
+            await asyncio.sleep(0.05)
+            saving.cancel()
+            await asyncio.gather(saving, return_exceptions=True)
+            assert saving.cancelled()
+        finally:
+            os.close(folder)
+        await until(path.exists)
+        await recording.save()
+    assert [kernel.count for kernel in (await Manifest.load(path)).kernels] == [1]
+
+
+async def test_what_is_no_file_is_not_recorded_to(
+    tmp_path: Path, warm_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pipe that nobody writes to would hold up the end of the cache."""
+    path = tmp_path / "kernels.manifest.json"
+    os.mkfifo(path)
+    async with Kernels.open("cpu", cache_dir=warm_dir) as kernels:
+        kernels.record(path)
+        await kernels.get(SOURCE, "add<1>")
+    assert "is no file" in caplog.text
 
 
 async def test_a_foreign_file_is_not_recorded_over(

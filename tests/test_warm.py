@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from kernels_async import (
+    Artifact,
     ClosedError,
     Compiler,
     Event,
     FrozenError,
+    Kernel,
     Kernels,
+    LoadError,
     Manifest,
     ManifestError,
     ManifestKernel,
@@ -23,6 +27,7 @@ from kernels_async import (
     SpecificationError,
 )
 from kernels_async._frozen import Frozen
+from kernels_async.devices._cpu import CpuDevice
 from tests.processes import held_worker, until
 
 SOURCE = Source("template <int N> __global__ void add(int* p) { p[threadIdx.x] += N; }\n")
@@ -141,6 +146,30 @@ async def test_what_a_warm_up_finds_loaded_is_no_hit(warm_dir: Path) -> None:
         assert (kernels.stats().memory_hits, kernels.progress().loaded) == (0, 4)
 
 
+@pytest.mark.parametrize("how", ["build", "a fallback"])
+@pytest.mark.parametrize("symbol", ["add<3>", "add<50>"])
+async def test_what_was_requested_overtakes_the_warm_up(
+    one_worker: tuple[Kernels, list[str]], how: str, symbol: str
+) -> None:
+    """Once somebody waits for it, and whether the manifest has it or not."""
+    kernels, compiled = one_worker
+    with held_worker():
+        warm = asyncio.create_task(kernels.warm(manifest(*[1.0] * 4)))
+        await until(lambda: kernels.stats().queued == 3)
+        if how == "build":
+            kernels.request(SOURCE, symbol)
+            waiter: asyncio.Future[object] = asyncio.create_task(kernels.build())
+        else:
+            handle = kernels.request(SOURCE, symbol, fallback="add<100>")
+            waiter = asyncio.ensure_future(handle.resolve())
+        for _ in range(9):
+            await asyncio.sleep(0.01)
+        await until(lambda: kernels.stats().reading == 0)
+    await waiter
+    assert (await warm).loaded == 4
+    assert compiled[:2] == ["add<0>", symbol]
+
+
 async def test_a_large_warm_up_is_no_overload(tmp_path: Path, warm_dir: Path) -> None:
     """It does not count as outstanding, and leaves room for those who ask."""
     async with Kernels.open("cpu", cache_dir=warm_dir, max_outstanding=2) as kernels:
@@ -163,6 +192,45 @@ async def test_a_kernel_that_cannot_be_built_does_not_stop_a_warm_up(
     assert "could not build 'broken'" in caplog.text
 
 
+async def test_an_error_of_any_kind_does_not_stop_a_warm_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as that no thread can start: the cache is frozen then, and serves."""
+
+    class Broken(CpuDevice):
+        async def load(self, artifacts: Sequence[Artifact]) -> list[Kernel | LoadError]:
+            return [cast(LoadError, RuntimeError("no thread")) for _ in artifacts]
+
+    async with (
+        Compiler("cpu", workers=1) as compiler,
+        Kernels(compiler, Broken(), frozen=True) as kernels,
+    ):
+        done = await kernels.warm(manifest(1, 1))
+        assert (done.total, done.loaded, done.failed) == (2, 0, 2)
+        with pytest.raises(FrozenError):
+            await kernels.get(SOURCE, "add<50>")
+    assert "could not build 'add<0>': no thread" in caplog.text
+
+
+async def test_each_warm_up_estimates_its_own_time(
+    one_worker: tuple[Kernels, list[str]],
+) -> None:
+    """What an earlier one has done says nothing of how fast this one is."""
+    kernels, _ = one_worker
+    await kernels.warm(manifest(*[1.0] * 6))
+    again = Manifest(
+        tuple(
+            ManifestKernel(SOURCE, Specialization(f"add<{n}>"), 1, {"cpu": 1.0})
+            for n in (20, 21, 22)
+        )
+    )
+    told: list[Progress] = []
+    await kernels.warm(again, told.append)
+    first = told[0]
+    assert first.seconds_left is not None
+    assert first.seconds_left == pytest.approx(2 * first.seconds)
+
+
 async def test_readiness_is_told_while_a_warm_up_goes_on(
     one_worker: tuple[Kernels, list[str]],
 ) -> None:
@@ -180,6 +248,15 @@ async def test_readiness_is_told_while_a_warm_up_goes_on(
     await warm
 
 
+async def test_who_waits_for_readiness_waits_for_a_warm_up_that_is_about_to_begin(
+    kernels: Kernels,
+) -> None:
+    """Whose task has not had its turn yet."""
+    warm = asyncio.create_task(kernels.warm(manifest(1, 1)))
+    assert (await kernels.ready()).loaded == 2
+    assert (await warm).is_ready
+
+
 async def test_a_warm_up_that_is_cancelled_leaves_nothing(
     one_worker: tuple[Kernels, list[str]],
 ) -> None:
@@ -187,8 +264,7 @@ async def test_a_warm_up_that_is_cancelled_leaves_nothing(
     kernels, compiled = one_worker
     with held_worker():
         warm = asyncio.create_task(kernels.warm(manifest(*[1.0] * 9)))
-        await until(lambda: kernels.stats().compiling)
-        await until(lambda: kernels.stats().queued == 8)
+        await until(lambda: kernels.stats().queued == 8 and compiled)
         warm.cancel()
         await asyncio.gather(warm, return_exceptions=True)
         assert kernels.progress().is_ready

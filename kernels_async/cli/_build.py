@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from .._events import Listener
 from .._manifest import Manifest
 from ._building import Building, TargetBuild
 from ._command import Answer, CacheDir, CannotError, command, open_store
-from ._ends import GOOD, PROBLEMS
+from ._ends import GOOD, PROBLEMS, run
 from ._progress import Progress, kernel_name
 from ._report import TraceFile, check_place, write_report
 from ._screen import Screen
@@ -82,7 +81,7 @@ def build(
     ]
     check_place(report, trace)
     collector = BuildCollector(limit=sys.maxsize)
-    building = asyncio.run(_build(screen, manifest, compilers, collector))
+    building = run(_build(screen, manifest, compilers, collector))
     write_report(collector.build(), report, trace)
     lost = building.not_kept(store.root)
     if lost:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 GOOD = 0
 PROBLEMS = 1
@@ -17,6 +21,7 @@ CANNOT = 3
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 BROKEN_PIPE = 128 + signal.SIGPIPE
+_SHOW_CURSOR = b"\x1b[?25h\n"
 
 CODES = {
     GOOD: "good",
@@ -78,6 +83,47 @@ def ending() -> Iterator[End]:
     finally:
         if is_main:
             signal.signal(signal.SIGTERM, before)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, in which a signal cancels the work, and another ends the program.
+
+    `asyncio.run` itself raises the second one in whatever runs, which is what cleans up:
+    what waits for that would wait for ever.
+
+    Raises:
+        KeyboardInterrupt: A signal came.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(work)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return asyncio.run(_stopped_by_signals(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def _stopped_by_signals(work: Coroutine[Any, Any, T]) -> T:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None  # noqa: S101 - a coroutine runs in one
+    stopping = threading.Event()
+
+    def stop(number: int) -> None:
+        if stopping.is_set():
+            if sys.stderr.isatty():
+                os.write(sys.stderr.fileno(), _SHOW_CURSOR)
+            os._exit(128 + number)
+        stopping.set()
+        if number == signal.SIGTERM:
+            _terminated.set()
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, stop, number)
+    return await work
 
 
 def _forget_output() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from .._specialization import Specialization
 from .._store import DamagedEntry, Store
 from ._cache import find_key
 from ._command import Answer, CacheDir, NotFoundError, command, open_store
+from ._ends import run
 from ._screen import Screen
 from ._words import shorten
 
@@ -77,7 +77,7 @@ def explain(
         assert source is not None  # noqa: S101 - one of both is there
         words = [f"-D{text}" for text in define or []] + (option or [])
         request = _Request(source, symbol, words, include_dir or [])
-        other = asyncio.run(request.entries(target or artifact.target, slim))
+        other = run(request.entries(target or artifact.target, slim))
     found = differences(artifact.entries, other)
     document = {
         "first": artifact.digest,
