@@ -28,6 +28,16 @@ from kernels_async.devices._streams import Handle, Streams
 from tests.arrays import Exported, Interfaced, Tensor
 
 ORDINAL = 1
+
+
+class _Any:
+    """An object of no kind that is known."""
+
+    def __repr__(self) -> str:
+        return "any"
+
+
+ANY = _Any()
 PAIR = np.dtype([("x", "f4"), ("y", "i8")], align=True)
 LIMIT = "max_dynamic_shared_size_bytes"
 
@@ -136,7 +146,7 @@ def test_another_devices_stream_is_refused(stream: Any) -> None:
 
 @pytest.mark.parametrize(
     "stream",
-    [True, "7", object(), 7.0, SimpleNamespace(ptr=7), Foreign(ptr="7")],
+    [True, "7", ANY, 7.0, SimpleNamespace(ptr=7), Foreign(ptr="7")],
     ids=repr,
 )
 def test_what_is_no_stream_is_a_type_error(stream: Any) -> None:
@@ -190,7 +200,7 @@ def test_arrays_are_passed_by_their_address(argument: Any, passed: object) -> No
         (Tensor(1, index=0), DeviceMismatchError, "lies on cuda:0, the kernel on cuda:1"),
         (Exported(np.zeros(1), (2, 0)), DeviceMismatchError, "lies on cuda:0, the kernel"),
         (Interfaced(0x40), TypeError, "unknown to CUDA"),
-        (Interfaced(0x10, mask=object()), TypeError, "mask"),
+        (Interfaced(0x10, mask=ANY), TypeError, "mask"),
         (Tensor(1, "cpu", None), TypeError, r"lies on no GPU \(Tensor\)"),
         (Tensor(1, index=ORDINAL, lazy="conj"), TypeError, r"resolve_conj\(\) it"),
         (Tensor(1, index=ORDINAL, lazy="neg"), TypeError, r"resolve_neg\(\) it"),
@@ -241,7 +251,7 @@ def test_what_cupys_launch_takes_is_left_to_it(cupy: Any) -> None:
 @pytest.mark.parametrize(
     ("argument", "size"),
     [
-        *((None, 8), (True, 1), (7, 8), (1.5, 8), (1j, 16), (object(), 8)),
+        *((None, 8), (True, 1), (7, 8), (1.5, 8), (1j, 16), (ANY, 8)),
         *((np.float16(1), 2), (np.float32(1), 4), (np.float64(1), 8), (np.bool_(1), 1)),
         *((np.complex64(1), 8), (np.zeros((), PAIR)[()], 16), (np.zeros(1, PAIR), 16)),
     ],
@@ -255,7 +265,7 @@ def test_arguments_are_passed_in_their_own_size(argument: Any, size: int) -> Non
 @pytest.mark.parametrize(
     ("size", "argument"),
     [
-        *((8, object()), (8, None), (4, np.float32(1)), (16, np.zeros(1, PAIR)), (8, 1.5)),
+        *((8, ANY), (8, None), (4, np.float32(1)), (16, np.zeros(1, PAIR)), (8, 1.5)),
         *((4, 1), (4, -(1 << 31)), (4, (1 << 32) - 1), (1, 255), (8, (1 << 64) - 1)),
         *((2, -1), (1, True), (16, 1j), (2, np.float16(1))),
     ],
@@ -274,7 +284,7 @@ def test_arguments_that_fit_are_let_pass(size: int, argument: Any) -> None:
         (4, np.int64(1), "its parameter has 4 bytes, and int64 is passed as 8"),
         (8, np.int32(1), "its parameter has 8 bytes, and int32 is passed as 4"),
         (8, np.zeros(1, PAIR), "its parameter has 8 bytes, and .* is passed as 16"),
-        (4, object(), "its parameter has 4 bytes, and object is passed as 8"),
+        (4, ANY, "its parameter has 4 bytes, and _Any is passed as 8"),
         (4, 1 << 32, "its parameter has 4 bytes, and int is passed as 8"),
         (1, -129, "its parameter has 1 bytes, and int is passed as 8"),
         (16, 1, "its parameter has 16 bytes, and int is passed as 8"),
