@@ -215,7 +215,6 @@ def test_arrays_are_passed_by_their_address(argument: Any, passed: object) -> No
         ("text", TypeError, "is a scalar or an array on a GPU, not str"),
         ([1], TypeError, "is a scalar or an array on a GPU, not list"),
     ],
-    ids=str,
 )
 def test_what_a_kernel_could_not_read_is_refused(
     argument: Any, error: type[Exception], message: str
