@@ -147,7 +147,6 @@ def test_another_devices_stream_is_refused(stream: Any) -> None:
 @pytest.mark.parametrize(
     "stream",
     [True, "7", ANY, 7.0, SimpleNamespace(ptr=7), Foreign(ptr="7")],
-    ids=repr,
 )
 def test_what_is_no_stream_is_a_type_error(stream: Any) -> None:
     """A memory pointer has a `ptr` too."""
