@@ -17,7 +17,7 @@ from kernels_async import Compiler, DeviceError, Kernels
 from kernels_async.devices._cuda import count_devices, import_cupy
 from kernels_async.toolchains import Toolchain, find
 
-BLOCKED_SECONDS = 0.05
+BLOCKED_SECONDS = 0.1
 ROOT = Path(__file__).parents[1]
 
 

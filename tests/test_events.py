@@ -258,7 +258,7 @@ async def test_a_stream_that_was_left_is_told_nothing_more(kernels: Kernels) -> 
         assert event.kind == "requested"
         break
     await waiter
-    gc.collect()
+    await asyncio.to_thread(gc.collect)
     assert kernels._cache.ledger._hub.listeners == ()
 
 
