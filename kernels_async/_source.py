@@ -18,6 +18,7 @@ from ._threads import in_thread
 from ._value import Value, digest
 
 TEXT_LIMIT = 16 << 20
+TOGETHER_LIMIT = 64 << 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,7 +40,7 @@ class Source(Value):
     Raises:
         TypeError: A text or name is not a string.
         SpecificationError: The source is empty or has a NUL character, a name is a path
-            out of the source, or text holds lone surrogates.
+            out of the source, text holds lone surrogates, or it is too much to compile.
     """
 
     text: str
@@ -60,6 +61,11 @@ class Source(Value):
             _header_name(name): _checked(f"header {name!r}", header)
             for name, header in sorted(self.headers.items())
         }
+        together = len(text) + sum(map(len, headers.values()))
+        if together > TOGETHER_LIMIT:
+            raise SpecificationError(
+                f"source and headers have {together} characters, of {TOGETHER_LIMIT}"
+            )
         for name in headers:
             if any(str(parent) in headers for parent in PurePosixPath(name).parents):
                 raise SpecificationError(f"header {name!r} has a header as its folder")

@@ -119,3 +119,12 @@ def test_requests_with_one_text_share_its_source() -> None:
     assert as_source("__global__ void " + "shared_text() {}") is source
     assert as_source(source) is source
     assert as_source(text + "\n") is not source
+
+
+def test_headers_that_are_too_much_together_are_refused() -> None:
+    """A small manifest may name one long text a thousand times, and a worker gets all."""
+    header = "/" * (1 << 20)
+    headers = {f"{number}.h": header for number in range(63)}
+    assert len(Source("int x;", headers).headers) == 63
+    with pytest.raises(SpecificationError, match="source and headers have"):
+        Source("int x;", headers | {"63.h": header})
