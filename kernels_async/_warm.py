@@ -161,6 +161,7 @@ class WarmUp:
             self._work_done += seconds
             if watcher is not None:
                 self._tell(watcher)
+            await anyio.lowlevel.checkpoint()  # what is loaded waited for nothing
 
     def _tell(self, watcher: Watcher) -> None:
         try:

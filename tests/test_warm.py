@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -210,6 +211,23 @@ async def test_an_error_of_any_kind_does_not_stop_a_warm_up(
         with pytest.raises(FrozenError):
             await kernels.get(SOURCE, "add<50>")
     assert "could not build 'add<0>': no thread" in caplog.text
+
+
+async def test_a_warm_up_of_what_is_loaded_lets_others_run(kernels: Kernels) -> None:
+    """After each kernel, though it waits for none: a manifest may have thousands."""
+    await kernels.warm(manifest(1))
+    turns: list[int] = []
+    loaded = Manifest(manifest(1).kernels * 1000)
+
+    async def count() -> None:
+        while True:
+            turns.append(kernels.progress().loaded)
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    assert (await kernels.warm(loaded)).loaded == 1001
+    counting.cancel()
+    assert max(later - earlier for earlier, later in pairwise(turns)) < 100
 
 
 async def test_each_warm_up_estimates_its_own_time(
