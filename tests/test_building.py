@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernels_async import Artifact, ManifestKernel, Source, Specialization
+from kernels_async import (
+    Artifact,
+    Compiler,
+    Manifest,
+    ManifestKernel,
+    Source,
+    Specialization,
+)
 from kernels_async._artifact import Output
 from kernels_async._store import Store
-from kernels_async.cli._building import Running, TargetBuild
+from kernels_async.cli._building import Building, Running, TargetBuild
 from tests.commands import entries_of
 
 SOURCE = Source("__global__ void k() {}")
@@ -62,3 +69,26 @@ def test_nobody_knows_how_long_it_takes_the_first_time() -> None:
     """Then nothing is said of it."""
     assert building(None, 1.0).seconds_left(1, 0.0) is None
     assert building().seconds_left(1, 0.0) == 0.0
+
+
+async def test_an_error_of_any_kind_is_that_kernels(tmp_path: Path) -> None:
+    """Such as that no thread can start: the others are built."""
+
+    class Broken(Compiler):
+        async def compile(
+            self, source: Source | str, specialization: Specialization | str
+        ) -> Artifact:
+            if specialization == Specialization("k"):
+                raise RuntimeError("no thread")
+            return await super().compile(source, specialization)
+
+    kernels = (
+        ManifestKernel(SOURCE, Specialization("k")),
+        ManifestKernel(SOURCE, Specialization("k", {"N": 1})),
+    )
+    compiler = Broken("cpu", cache_dir=tmp_path, workers=1)
+    build = Building(Manifest(kernels), [compiler], lambda *_: None)
+    await build.run(lambda _: None)
+    (done,) = build.targets
+    assert [str(error) for error in done.failures.values()] == ["no thread"]
+    assert len(done.artifacts) == 1

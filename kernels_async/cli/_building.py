@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .._artifact import Artifact
 from .._compiler import Compiler
-from .._errors import KernelsError, SpecificationError
+from .._errors import SpecificationError
 from .._events import Event, Listener
 from .._manifest import Manifest, ManifestKernel
 
@@ -165,7 +165,7 @@ class Building:
         kernel = build.kernels[place]
         try:
             artifact = await compiler.compile(kernel.source, kernel.specialization)
-        except KernelsError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the rest is built
             build.failures[place] = error
         else:
             build.artifacts[place] = artifact
