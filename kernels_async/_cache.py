@@ -334,7 +334,7 @@ class Cache:
         self._stop_telling()
         self.reporting.reporter = reporter
         event = getattr(reporter, "event", None)
-        self._stop_telling = _nothing if event is None else self.ledger.listen(event)
+        self._stop_telling = self.ledger.listen(event) if callable(event) else _nothing
 
     def __len__(self) -> int:
         return len(self._home)

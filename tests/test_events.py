@@ -312,6 +312,23 @@ async def test_a_reporter_with_a_method_event_gets_the_events_too(
     assert second.told[-2:] == ["loaded", "closed"]
 
 
+async def test_a_reporter_whose_event_is_another_thing_is_told_none(
+    kernels: Kernels, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one that its own threads wait for."""
+
+    class Waiting:
+        event = threading.Event()
+
+        def __call__(self, artifact: Artifact) -> None:
+            self.event.set()
+
+    kernels.reporting(Waiting())
+    await kernels.get(SOURCE, "add<1>")
+    assert Waiting.event.is_set()
+    assert "raised" not in caplog.text
+
+
 async def test_a_reporter_that_fails_to_close_is_logged(
     warm_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
