@@ -211,8 +211,8 @@ class Cache:
         async with self._building:
             for active in self.batch.attempts():
                 await active.error()
-            self._start(self.batch.waiting())
-            batch = self.batch.hurry_requested()
+            started = self._start(self.batch.waiting())
+            batch = dict.fromkeys((*started, *self.batch.hurry_requested()))
             failures = [e for e in [await a.error() for a in batch] if e is not None]
         if self._home.ended is not None:
             raise ClosedError("the cache closed while it was building")

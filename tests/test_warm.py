@@ -12,6 +12,7 @@ import pytest
 
 from kernels_async import (
     Artifact,
+    BuildError,
     ClosedError,
     Compiler,
     Event,
@@ -377,6 +378,19 @@ async def test_a_frozen_cache_says_that_a_kernel_failed_at_its_warm_up(
             await kernels.get(BROKEN, "broken")
         compiles = kernels.stats().failures
         assert compiles == {"CompileError": 1}
+
+
+async def test_a_build_of_a_frozen_cache_raises_what_it_refused(warm_dir: Path) -> None:
+    """It has built nothing, and must not return as if it had."""
+    broken = ManifestKernel(BROKEN, Specialization("broken"))
+    async with Kernels.open("cpu", cache_dir=warm_dir, frozen=True) as kernels:
+        kernels.request(SOURCE, "add<5>")
+        kernels.request(BROKEN, "broken")
+        await kernels.warm(Manifest((broken, *manifest(1).kernels)))
+        with pytest.raises(BuildError, match="2 of 2 kernels failed") as caught:
+            await kernels.build()
+        assert {type(error) for error in caught.value.exceptions} == {FrozenError}
+        assert kernels.stats().outstanding == 2
 
 
 async def test_another_warm_up_may_add_to_a_frozen_cache(warm_dir: Path) -> None:
