@@ -65,6 +65,12 @@ class Batch:
         """How often a kernel that was loaded has been asked for."""
         return sum(pending.hits for pending in self.known())
 
+    def waits_for(self, key: str) -> bool:
+        """Whether the artifact of that key is in the making, and for one of these."""
+        pending = self.building.get(key)
+        attempt = None if pending is None else pending.attempt
+        return attempt is not None and not attempt.is_there
+
     def known(self) -> list[Pending]:
         """Every request that is known, in the order of asking; from any thread."""
         return list(self._by_key.values())

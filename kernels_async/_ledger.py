@@ -122,7 +122,7 @@ class Ledger:
         self._hub.close()
 
     def _pass_on(self, told: Event) -> None:
-        if told.kind != "failed" and told.key in self._batch.building:
+        if told.kind != "failed" and self._batch.waits_for(told.key):
             self._hub.tell(told)
 
     def _tell(

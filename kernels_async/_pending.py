@@ -162,6 +162,11 @@ class Attempt(Outcome[Kernel]):
             self.flight.hurry()
 
     @property
+    def is_there(self) -> bool:
+        """Whether the artifact is there, or cannot be made."""
+        return self.flight is not None and self.flight.settled
+
+    @property
     def begun(self) -> bool:
         """Whether a worker has the job, or the artifact is there."""
-        return self.flight is not None and (self.flight.begun or self.flight.settled)
+        return self.is_there or (self.flight is not None and self.flight.begun)

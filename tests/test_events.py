@@ -139,6 +139,27 @@ async def test_a_cache_that_closes_takes_its_queued_compiles_along() -> None:
     assert compiling == ["add<4>"]
 
 
+async def test_what_another_asks_for_again_is_not_told_after_the_artifact_is_there(
+    kernels: Kernels,
+) -> None:
+    """The compiler reads it again while this cache's reporter has it."""
+    told: list[Event] = []
+    symbol = new_symbol()
+    going_on = asyncio.Event()
+
+    async def report(artifact: Artifact) -> None:
+        await going_on.wait()
+
+    kernels.reporting(report)
+    kernels.listen(told.append)
+    waiter = asyncio.create_task(kernels.get(SOURCE, symbol))
+    await until(lambda: "kept" in kinds(told))
+    await kernels.compiler.compile(SOURCE, symbol)
+    going_on.set()
+    await waiter
+    assert kinds(told) == COMPILED
+
+
 async def test_a_cache_that_its_listener_closes_tells_one_end(kernels: Kernels) -> None:
     """And no failure, though the artifact had just arrived."""
     await kernels.get(SOURCE, "add<1>")
