@@ -192,10 +192,10 @@ class Cache:
 
     async def resolve(self, pending: Pending, stream: Any = None) -> Kernel:
         """Build `pending` with everything outstanding, at the end of the loop's turn."""
-        if pending.kernel is None or stream is not None:
-            await self.enter(stream)
-        kernel = pending.built()
-        if kernel is not None:
+        if stream is None and (kernel := next(pending.served, None)) is not None:
+            return kernel
+        await self.enter(stream)
+        if (kernel := pending.built()) is not None:
             return kernel
         attempt = pending.attempt
         if attempt is None:

@@ -95,7 +95,7 @@ class Pending:
         return self._cache.compiler.entries(self.source, self.specialization)
 
     def __await__(self) -> Generator[object, None, Kernel]:
-        return self.resolve().__await__()
+        return self._cache.resolve(self).__await__()
 
     def resolve(self, stream: StreamLike | None = None) -> Coroutine[object, None, Kernel]:
         """The kernel, built with everything outstanding if it is not loaded yet.
