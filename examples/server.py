@@ -29,6 +29,7 @@ import contextlib
 import json
 import logging
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -234,6 +235,7 @@ def make_app(
             Kernels.open(device, cache_dir=cache_dir, frozen=frozen) as kernels,
             anyio.create_task_group() as tasks,
         ):
+            logger.info("kernels run on %s", kernels.device)
             kernels.reporting(LoggingReporter(logger))
             if record is not None:
                 kernels.record(record)
@@ -249,6 +251,17 @@ def make_app(
         Route("/metrics", metrics),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
+
+
+class Server(uvicorn.Server):
+    """Says that it serves once it does."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the cache and the port."""
+        await super().startup(sockets)
+        if self.started:
+            at = f"http://{self.config.host}:{self.config.port}"
+            print(f"serving {at}, until interrupted", flush=True)
 
 
 def main() -> None:
@@ -290,14 +303,18 @@ def main() -> None:
     )
     # uvicorn raises the signal again once it has ended everything
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    print(f"serving http://{options.host}:{options.port}, until interrupted", flush=True)
-    uvicorn.run(
-        app,
-        host=options.host,
-        port=options.port,
-        log_level="warning",
-        timeout_graceful_shutdown=GRACE_SECONDS,
+    server = Server(
+        uvicorn.Config(
+            app,
+            host=options.host,
+            port=options.port,
+            log_level="warning",
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
     )
+    server.run()
+    if not server.started:
+        sys.exit(3)
 
 
 if __name__ == "__main__":

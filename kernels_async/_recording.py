@@ -34,13 +34,13 @@ class Recording:
     manifest, is logged and left as it is, and harms nobody.
 
     Args:
-        cache: The cache.
+        cache: The cache; it records to one file once.
         path: The file.
     """
 
     def __init__(self, cache: Cache, path: Path) -> None:
         self._cache = cache
-        self._path = path
+        self._path = path.absolute()
         self._saved: dict[str, int] = {}
         self._built = 0
         self._last = time.monotonic()
@@ -103,6 +103,7 @@ class Recording:
 
 
 def _add(path: Path, news: Manifest) -> None:
+    path = path.resolve()  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent):
         known = Manifest()

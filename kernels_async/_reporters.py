@@ -32,6 +32,8 @@ class LoggingReporter:
     def __call__(self, artifact: Artifact) -> None:
         """Write the artifact's lines."""
         used = artifact.resources
+        compiled = artifact.origin == "compiled"
+        made = "compiled in" if compiled else f"from {artifact.origin}, which saved"
         needs = (
             f", {used.registers} registers, {used.spills} bytes spilled, "
             f"{used.shared} bytes shared"
@@ -40,10 +42,10 @@ class LoggingReporter:
         )
         self._logger.log(
             self._level,
-            "%s for %s: %s, compiled in %.2f s%s",
+            "%s for %s: %s %.2f s%s",
             artifact.symbol,
             artifact.target,
-            artifact.origin,
+            made,
             artifact.compile_seconds,
             needs,
         )

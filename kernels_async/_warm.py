@@ -26,6 +26,7 @@ class Progress:
 
     Attributes:
         total: Kernels to build, of all warm-ups so far; 0 before the first has begun to.
+            What one that was cancelled left does not count.
         loaded: Those that are loaded.
         failed: Those that could not be built.
         running: Whether a warm-up is going on.
@@ -59,6 +60,15 @@ class Progress:
 
 
 Watcher = Callable[[Progress], object]
+
+
+@dataclass
+class _Run:
+    """What one warm-up has yet to do."""
+
+    waiting: Iterator[tuple[ManifestKernel, float]]
+    left: int
+    watcher: Watcher | None
 
 
 class WarmUp:
@@ -136,16 +146,17 @@ class WarmUp:
         work = [(kernel, kernel.seconds(target) or usual) for kernel in kernels]
         self._total += len(work)
         self._work += sum(seconds for _, seconds in work)
-        waiting = iter(work)
-        async with anyio.create_task_group() as tasks:
-            for _ in range(min(_AT_ONCE, len(work))):
-                tasks.start_soon(self._build_each, waiting, watcher)
+        run = _Run(iter(work), len(work), watcher)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(min(_AT_ONCE, len(work))):
+                    tasks.start_soon(self._build_each, run)
+        finally:
+            self._total -= run.left
         await self._cache.enter()  # raises if the cache closed
 
-    async def _build_each(
-        self, waiting: Iterator[tuple[ManifestKernel, float]], watcher: Watcher | None
-    ) -> None:
-        for kernel, seconds in waiting:
+    async def _build_each(self, run: _Run) -> None:
+        for kernel, seconds in run.waiting:
             try:
                 pending = self._cache.pending(
                     kernel.source, kernel.specialization, background=True
@@ -158,9 +169,10 @@ class WarmUp:
                 self._failed += 1
                 symbol = kernel.specialization.symbol
                 logger.warning("the warm-up could not build %r: %s", symbol, error)
+            run.left -= 1
             self._work_done += seconds
-            if watcher is not None:
-                self._tell(watcher)
+            if run.watcher is not None:
+                self._tell(run.watcher)
             await anyio.lowlevel.checkpoint()  # what is loaded waited for nothing
 
     def _tell(self, watcher: Watcher) -> None:

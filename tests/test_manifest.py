@@ -299,6 +299,17 @@ async def test_what_is_no_file_is_not_recorded_to(
     assert "is no file" in caplog.text
 
 
+async def test_a_link_to_a_manifest_stays_a_link(tmp_path: Path, warm_dir: Path) -> None:
+    """What it leads to is written."""
+    path, link = tmp_path / "kernels.manifest.json", tmp_path / "link.json"
+    link.symlink_to(path)
+    async with Kernels.open("cpu", cache_dir=warm_dir) as kernels:
+        kernels.record(link)
+        await kernels.get(SOURCE, "add<1>")
+    assert link.is_symlink()
+    assert len((await Manifest.load(path)).kernels) == 1
+
+
 async def test_a_foreign_file_is_not_recorded_over(
     tmp_path: Path, warm_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

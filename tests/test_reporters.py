@@ -54,7 +54,7 @@ async def test_the_logging_reporter_writes_a_line_and_the_warnings(
     LoggingReporter()(spilling)
 
     (line,) = messages(caplog, logging.INFO)
-    assert line.startswith("k for sm_90: compiled, compiled in ")
+    assert line.startswith("k for sm_90: compiled in ")
     assert ", 24 registers, " in line
     (warning,) = messages(caplog, logging.WARNING)
     assert 'variable "unused" was declared' in warning

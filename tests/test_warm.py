@@ -287,6 +287,7 @@ async def test_a_warm_up_that_is_cancelled_leaves_nothing(
         warm.cancel()
         await asyncio.gather(warm, return_exceptions=True)
         assert kernels.progress().is_ready
+        assert kernels.progress().total == 0
     await until(lambda: not kernels.stats().building)
     assert compiled == ["add<0>"]
 

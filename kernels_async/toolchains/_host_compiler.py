@@ -47,7 +47,11 @@ def find_compiler() -> tuple[str, ...]:
 
 @lru_cache
 def describe(command: tuple[str, ...]) -> tuple[str, str]:
-    """The compiler's version and the machine that it compiles for."""
+    """The compiler's version and the machine that it compiles for.
+
+    Of what it says of its version that is the first line: others hold a licence, and the
+    folder that it lies in.
+    """
     answers = []
     for option in ("--version", "-dumpmachine"):
         try:
@@ -58,8 +62,8 @@ def describe(command: tuple[str, ...]) -> tuple[str, str]:
             raise ToolchainError(
                 f"{' '.join(command)} is no working C++ compiler: {error}; {_INSTALL}"
             ) from error
-        answers.append(result.stdout.strip())
-    return " ".join(answers[0].split()), answers[1]
+        answers.append(result.stdout.strip().partition("\n")[0])
+    return answers[0], answers[1]
 
 
 def access(command: tuple[str, ...], header: Path) -> Access:
