@@ -148,6 +148,8 @@ class Manifest:
         """
         try:
             record = json.loads(data, parse_constant=_refuse)
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise ManifestError("it is no manifest: it is not JSON") from None
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"it is no manifest: {error}") from None
         found = record.get("format") if isinstance(record, dict) else None

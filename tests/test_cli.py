@@ -320,6 +320,30 @@ def test_wrong_usage_is_told_as_text_or_json(run: Run) -> None:
         assert told.document["error"]["message"]
 
 
+def test_a_file_that_is_refused_is_told_by_its_name(run: Run, tmp_path: Path) -> None:
+    """And by the reason in words, whatever is done with it."""
+    nothing, folder = tmp_path / "none", tmp_path / "none" / "file"
+    key = put(tmp_path / "cache", "k")
+    (tmp_path / "cu").write_text("not JSON")
+    source = ("explain", key, "--source", nothing, "--symbol", "k")
+    refused = [
+        run("build", nothing, "--target", "cpu"),
+        run("report", nothing),
+        run("cache", "import", nothing),
+        run(*source, "--cache-dir", tmp_path / "cache"),
+    ]
+
+    assert {(ran.code, ran.err) for ran in refused} == {
+        (3, f"kernels-async: cannot read {nothing}: No such file or directory\n")
+    }
+    told = run("cache", "export", folder).err
+    assert told == f"kernels-async: cannot write {folder}: No such file or directory\n"
+    told = run("build", tmp_path / "cu", "--target", "cpu").err
+    assert told.endswith("cu: it is no manifest: it is not JSON\n")
+    told = run("report", tmp_path / "cu").err
+    assert told.endswith("holds no build: it is neither a page of one nor JSON\n")
+
+
 def test_a_directory_that_is_not_trusted_is_refused_with_the_remedy(
     run: Run, cache_dir: Path
 ) -> None:

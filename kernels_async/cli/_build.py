@@ -16,7 +16,7 @@ from .._errors import SpecificationError
 from .._events import Listener
 from .._manifest import Manifest
 from ._building import Building, TargetBuild
-from ._command import Answer, CacheDir, CannotError, command, open_store
+from ._command import Answer, CacheDir, CannotError, command, open_store, told
 from ._ends import GOOD, PROBLEMS, run
 from ._progress import Progress, kernel_name
 from ._report import TraceFile, check_place, write_report
@@ -111,7 +111,9 @@ async def _build(
     screen: Screen, path: Path, compilers: Sequence[Compiler], listener: Listener
 ) -> Building:
     progress = Progress(screen)
-    building = Building(await Manifest.load(path), compilers, progress.settled)
+    with told("read", path):
+        manifest = await Manifest.load(path)
+    building = Building(manifest, compilers, progress.settled)
     with progress.watching(building):
         await building.run(listener)
     return building

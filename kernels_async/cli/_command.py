@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -160,6 +161,25 @@ def _code(error: Exception) -> int:
     if isinstance(error, NotFoundError):
         return PROBLEMS
     return USAGE if isinstance(error, SpecificationError) else CANNOT
+
+
+@contextlib.contextmanager
+def told(doing: str, file: Path) -> Iterator[None]:
+    """Have a file that the system refuses told by its name and the reason.
+
+    Args:
+        doing: What is done with the file in it: `read` or `write`.
+        file: The file; the one that the system names, if it is read.
+
+    Raises:
+        CannotError: The system refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        named = error.filename if doing == "read" and error.filename else file
+        reason = error.strerror or error
+        raise CannotError(f"cannot {doing} {os.fsdecode(named)}: {reason}") from error
 
 
 def open_store(cache_dir: Path | None) -> Store:

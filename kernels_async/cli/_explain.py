@@ -17,7 +17,7 @@ from .._source import Source
 from .._specialization import Specialization
 from .._store import DamagedEntry, Store
 from ._cache import find_key
-from ._command import Answer, CacheDir, NotFoundError, command, open_store
+from ._command import Answer, CacheDir, NotFoundError, command, open_store, told
 from ._ends import run
 from ._screen import Screen
 from ._words import shorten
@@ -100,11 +100,13 @@ class _Request:
 
     async def entries(self, target: str, slim: bool) -> Mapping[str, str]:
         """What would enter its key on this machine."""
-        source = await Source.load(
-            self._path,
-            self._include_dirs,
-            {name: str(text) for name, text in self._specialization.defines.items()},
-        )
+        defines = self._specialization.defines.items()
+        with told("read", self._path):
+            source = await Source.load(
+                self._path,
+                self._include_dirs,
+                {name: str(text) for name, text in defines},
+            )
         async with Compiler(target, slim=slim) as compiler:
             return compiler.entries(source, self._specialization)
 

@@ -25,7 +25,7 @@ from ..page import (
     render_page,
     trace_build,
 )
-from ._command import Answer, CacheDir, CannotError, command, open_store
+from ._command import Answer, CacheDir, CannotError, command, open_store, told
 from ._screen import Screen
 from ._words import count, line, seconds, size
 
@@ -109,17 +109,22 @@ def write_report(
     """Write the page and the trace of a build, as far as they are wanted.
 
     Raises:
-        OSError: One of them cannot be written.
+        CannotError: One of them cannot be written.
     """
     if page is not None:
-        replace_file(page, render_page(build, before))
+        text = render_page(build, before)
+        with told("write", page):
+            replace_file(page, text)
     if trace is not None:
-        replace_file(trace, json.dumps(trace_build(build)))
+        text = json.dumps(trace_build(build))
+        with told("write", trace):
+            replace_file(trace, text)
 
 
 def _read(file: Path) -> Build:
     try:
-        return read_build(file)
+        with told("read", file):
+            return read_build(file)
     except SpecificationError as error:
         raise CannotError(str(error)) from error
 
@@ -170,15 +175,15 @@ def _facts(kernel: BuiltKernel | None) -> dict[str, object] | None:
 
 
 def _show_changes(screen: Screen, comparison: Comparison) -> None:
-    told = [c for c in comparison.changes if c.verdict not in _UNTOLD]
-    if told:
+    changed = [c for c in comparison.changes if c.verdict not in _UNTOLD]
+    if changed:
         numbers = ("REGISTERS", "SPILLS", "SIZE", "COMPILED IN")
         names = ("CHANGE", "KERNEL", "TARGET", *numbers)
-        screen.table(names, [_row(change) for change in told], right=numbers)
+        screen.table(names, [_row(change) for change in changed], right=numbers)
     if comparison.everywhere:
         entries = ", ".join(line(one.entry) for one in comparison.everywhere)
         screen.print(f"every kernel differs in: {entries}")
-    same = len(comparison.changes) - len(told)
+    same = len(comparison.changes) - len(changed)
     screen.print(f"{count(same, 'kernel')} compiled to the same effect")
 
 

@@ -16,7 +16,7 @@ from .._bundle import Imported, read_bundle, write_bundle
 from .._errors import SpecificationError
 from .._inventory import listed
 from ._cache import find_key
-from ._command import Answer, CacheDir, command, open_store
+from ._command import Answer, CacheDir, command, open_store, told
 from ._ends import GOOD, PROBLEMS
 from ._screen import Screen
 from ._words import count, line, size
@@ -85,7 +85,9 @@ def _written(file: Path) -> Iterator[BinaryIO]:
         return
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        with part.open("xb") as stream:
+        with told("write", file):
+            opened = part.open("xb")
+        with opened as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -149,5 +151,7 @@ def _read(file: Path) -> Iterator[BinaryIO]:
     if str(file) == _STREAM:
         yield sys.stdin.buffer
         return
-    with file.open("rb") as stream:
+    with told("read", file):
+        opened = file.open("rb")
+    with opened as stream:
         yield stream

@@ -91,6 +91,9 @@ def read_build(path: str | os.PathLike[str]) -> Build:
         _, page, rest = text.partition(_DATA)
         text = rest.partition("</script>")[0] if page else text
         return Build.from_record(json.loads(text))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        reason = "it is neither a page of one nor JSON"
+        raise SpecificationError(f"{os.fspath(path)!r} holds no build: {reason}") from error
     except (ValueError, RecursionError) as error:
         raise SpecificationError(f"{os.fspath(path)!r} holds no build: {error}") from error
 
