@@ -81,7 +81,7 @@ def test_the_list_is_sorted_and_filtered(run: Run, three: list[str]) -> None:
 
 
 def test_a_list_uses_nothing_and_makes_nothing(
-    run: Run, three: list[str], cache_dir: Path, tmp_path: Path
+    run: Run, three: list[str], cache_dir: Path
 ) -> None:
     """Neither a time changes nor a directory appears."""
     past = time.time() - 7 * 86400
@@ -92,10 +92,30 @@ def test_a_list_uses_nothing_and_makes_nothing(
 
     assert {round(row["used"] - past) for row in listed} == {0}
     assert {f.stat().st_mtime for f in (cache_dir / "v1").glob("*/*")} == {past}
-    empty = run("cache", "ls", "--cache-dir", tmp_path / "none")
+
+
+def test_a_directory_that_is_given_must_be_there(
+    run: Run, cache_dir: Path, tmp_path: Path
+) -> None:
+    """A slip of the pen is no empty cache; the default one has just not been made yet."""
+    nowhere = tmp_path / "none"
+    for command in (
+        ["cache", "ls"],
+        ["cache", "show", "ab"],
+        ["cache", "verify"],
+        ["cache", "prune", "--max-bytes", "1G"],
+        ["cache", "clear", "--yes"],
+        ["cache", "export", tmp_path / "b.tar"],
+        ["explain", "ab", "cd"],
+        ["report", "-o", tmp_path / "page.html"],
+    ):
+        ran = run(*command, "--cache-dir", nowhere)
+        assert (ran.code, ran.out) == (3, "")
+        assert ran.err == f"kernels-async: there is no directory {nowhere}\n"
+    empty = run("cache", "ls")
     assert (empty.code, empty.out) == (0, "")
-    assert "no artifacts" in empty.err
-    assert not (tmp_path / "none").exists()
+    assert empty.err == f"no artifacts, 0 B, in {cache_dir}\n"
+    assert not any(path.exists() for path in (nowhere, cache_dir, tmp_path / "page.html"))
 
 
 def test_a_damaged_artifact_is_counted_and_not_listed(

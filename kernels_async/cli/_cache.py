@@ -15,7 +15,7 @@ from .._errors import SpecificationError
 from .._inventory import Listed, keys, listed
 from .._store import Store
 from .._upkeep import Pruned, clear, prune, verify
-from ._command import Answer, CacheDir, NotFoundError, command, open_store
+from ._command import Answer, CacheDir, NotFoundError, command, existing_store
 from ._ends import GOOD, PROBLEMS
 from ._screen import Screen
 from ._show import show
@@ -74,7 +74,7 @@ def ls(
     ] = None,
 ) -> Answer:
     """List the artifacts."""
-    store = open_store(cache_dir)
+    store = existing_store(cache_dir)
     found = _working(screen, f"reading {store.root}", lambda: list(listed(store)))
     rows = [
         row
@@ -173,7 +173,7 @@ def _number(value: object) -> float:
 @command(app, "show")
 def show_artifact(_: Screen, key: KeyPrefix, cache_dir: CacheDir = None) -> Answer:
     """Show all of one artifact: what it was compiled from, what it takes, what was said."""
-    store = open_store(cache_dir)
+    store = existing_store(cache_dir)
     return show(store, find_key(store, key))
 
 
@@ -201,7 +201,7 @@ def find_key(store: Store, prefix: str) -> str:
 @command(app, "verify")
 def verify_all(screen: Screen, cache_dir: CacheDir = None) -> Answer:
     """Read every artifact, and put aside what is damaged."""
-    store = open_store(cache_dir)
+    store = existing_store(cache_dir)
     found = _working(screen, f"reading {store.root}", lambda: verify(store))
     document = {
         "directory": str(store.root),
@@ -238,7 +238,7 @@ def prune_to(
     cache_dir: CacheDir = None,
 ) -> Answer:
     """Remove the artifacts that were not used for longest; none that is being read."""
-    store, most = open_store(cache_dir), parse_size(max_bytes)
+    store, most = existing_store(cache_dir), parse_size(max_bytes)
     work = _working(screen, f"pruning {store.root}", lambda: prune(store, most))
     return _pruned(store, work)
 
@@ -250,7 +250,7 @@ def clear_all(
     cache_dir: CacheDir = None,
 ) -> Answer:
     """Remove every artifact that is not being read."""
-    store = open_store(cache_dir)
+    store = existing_store(cache_dir)
     if not yes:
         _ask(screen, f"Remove every artifact in {store.root}?")
     return _pruned(store, _working(screen, f"clearing {store.root}", lambda: clear(store)))

@@ -30,8 +30,7 @@ CacheDir = Annotated[
     Path | None,
     typer.Option(
         "--cache-dir",
-        envvar="KERNELS_ASYNC_CACHE_DIR",
-        help="The cache directory; by default the user's.",
+        help="The cache directory; by default $KERNELS_ASYNC_CACHE_DIR, else the user's.",
         show_default=False,
     ),
 ]
@@ -193,3 +192,18 @@ def open_store(cache_dir: Path | None) -> Store:
     place = Place.choose(cache_dir, (), None, None)
     assert place.root is not None  # noqa: S101 - it was chosen
     return Store(place.root, "kernel", seal=Seal(place.key))
+
+
+def existing_store(cache_dir: Path | None) -> Store:
+    """The store of a directory that is looked at, and must be there if it was given.
+
+    The default one is made by the first build: until then it has no artifacts.
+
+    Raises:
+        SpecificationError: There is no such place.
+        CannotError: There is no such directory.
+    """
+    store = open_store(cache_dir)
+    if cache_dir is not None and not store.root.exists():
+        raise CannotError(f"there is no directory {store.root}")
+    return store

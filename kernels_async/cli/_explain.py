@@ -17,7 +17,7 @@ from .._source import Source
 from .._specialization import Specialization
 from .._store import DamagedEntry, Store
 from ._cache import find_key
-from ._command import Answer, CacheDir, NotFoundError, command, open_store, told
+from ._command import Answer, CacheDir, NotFoundError, command, existing_store, told
 from ._ends import run
 from ._screen import Screen
 from ._words import shorten
@@ -65,7 +65,7 @@ def explain(
     Of an artifact and a request that is why the request would miss it. The request is
     compared as this machine would make it: with its toolchain. Nothing is compiled.
     """
-    store = open_store(cache_dir)
+    store = existing_store(cache_dir)
     if (second is None) == (source is None):
         raise SpecificationError("explain takes two keys, or one key and --source")
     artifact = _artifact(store, first)

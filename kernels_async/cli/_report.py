@@ -25,7 +25,7 @@ from ..page import (
     render_page,
     trace_build,
 )
-from ._command import Answer, CacheDir, CannotError, command, open_store, told
+from ._command import Answer, CacheDir, CannotError, command, existing_store, told
 from ._screen import Screen
 from ._words import count, line, seconds, size
 
@@ -130,7 +130,7 @@ def _read(file: Path) -> Build:
 
 
 def _of_cache(cache_dir: Path | None) -> Build:
-    store = open_store(cache_dir)
+    store = existing_store(cache_dir)
     keys = [item.entry.key for item in listed(store) if item.record is not None]
     collector = BuildCollector(limit=max(1, len(keys)))
     for key in keys:

@@ -16,7 +16,7 @@ from .._bundle import Imported, read_bundle, write_bundle
 from .._errors import SpecificationError
 from .._inventory import listed
 from ._cache import find_key
-from ._command import Answer, CacheDir, command, open_store, told
+from ._command import Answer, CacheDir, command, existing_store, open_store, told
 from ._ends import GOOD, PROBLEMS
 from ._screen import Screen
 from ._words import count, line, size
@@ -50,7 +50,7 @@ def export(
     """
     if screen.as_json and str(file) == _STREAM:
         raise SpecificationError("standard output is for the bundle or for JSON: not both")
-    store = open_store(cache_dir)
+    store = existing_store(cache_dir)
     chosen = {find_key(store, prefix) for prefix in keys or []}
     if not keys:
         chosen = {item.entry.key for item in listed(store)}
