@@ -309,6 +309,25 @@ def test_a_build_compiles_what_is_missing_and_fails_alone(
     assert 'warning: variable "unused"' in again.out
 
 
+def test_a_target_that_the_compiler_does_not_know_is_refused_at_once(
+    run: Run, tmp_path: Path, cache_dir: Path
+) -> None:
+    """In one line for all kernels, and before those of another target are compiled."""
+    source, manifest = Source(SOURCE), tmp_path / "m.json"
+    kernels = [Specialization(f"scale<{name}>", {"FACTOR": 2}) for name in ("int", "float")]
+    write_manifest(manifest, Manifest(tuple(ManifestKernel(source, k) for k in kernels)))
+
+    for target in ("sm_999", "sm_10a"):
+        ran = run("build", manifest, "--target", f"sm_90,{target}")
+        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+        told = f"kernels-async: {target} is not known: this NVRTC compiles for sm_"
+        assert ran.err.startswith(told)
+    assert run("build", manifest, "--target", "gpu", "--json").code == 2
+    assert not cache_dir.exists()
+    write_manifest(manifest, Manifest())
+    assert run("build", manifest, "--target", "sm_90a,cpu").code == 0
+
+
 def test_a_build_that_cannot_keep_anything_says_so(
     run: Run, tmp_path: Path, cache_dir: Path
 ) -> None:

@@ -12,7 +12,6 @@ import typer
 from .._artifact import Artifact
 from .._collector import BuildCollector
 from .._compiler import Compiler
-from .._errors import SpecificationError
 from .._events import Listener
 from .._manifest import Manifest
 from ._building import Building, TargetBuild
@@ -21,6 +20,7 @@ from ._ends import GOOD, PROBLEMS, run
 from ._progress import Progress, kernel_name
 from ._report import TraceFile, check_place, write_report
 from ._screen import Screen
+from ._targets import chosen_targets
 from ._words import count, first_line, line, seconds, size
 
 
@@ -77,7 +77,7 @@ def build(
             timeout=timeout,
             slim=slim and name != "cpu",
         )
-        for name in _targets(target)
+        for name in chosen_targets(target)
     ]
     check_place(report, trace)
     collector = BuildCollector(limit=sys.maxsize)
@@ -97,14 +97,6 @@ def build(
     }
     code = PROBLEMS if failed else GOOD
     return Answer(document, lambda screen: _show(screen, building.targets), code)
-
-
-def _targets(given: Sequence[str]) -> list[str]:
-    names = [name.strip() for text in given for name in text.split(",")]
-    chosen = list(dict.fromkeys(filter(None, names)))
-    if not chosen:
-        raise SpecificationError("build needs a target, such as --target sm_90,cpu")
-    return chosen
 
 
 async def _build(

@@ -16,6 +16,7 @@ from ..toolchains._nvjitlink import Linker
 from ..toolchains._toolkit import INSTALL, find_library, headers_identity
 from ._bench import Bench, ProbeError
 from ._findings import Check, Finding, Status, from_error, note, ok, problem, warning
+from ._targets import unknown_architecture
 from ._words import line, seconds
 
 _SECONDS = 60.0
@@ -156,17 +157,16 @@ def _confined(sandbox: str) -> Finding:
 def unknown_target(target: str) -> Finding | None:
     """What is wrong with a device's target for the NVRTC that there is, if anything is."""
     try:
-        known = architectures(find_library())
+        lack = unknown_architecture(target)
     except ToolchainError:
         return problem(
             "NVRTC", "there is a GPU, and nothing to compile for it with", INSTALL
         )
-    if int(target.removeprefix("sm_")) in known:
+    if lack is None:
         return None
-    versions = f"this NVRTC compiles for sm_{known[0]} to sm_{known[-1]}"
     return problem(
         "GPU architecture",
-        f"{target} is not known: {versions}",
+        lack,
         "for older GPUs pip install 'kernels_async[cuda12]', for newer ones a newer "
         "nvidia-cuda-nvrtc",
     )
