@@ -307,6 +307,7 @@ def test_a_build_compiles_what_is_missing_and_fails_alone(
     assert again.out.splitlines()[1].split()[:4] == ["sm_90", "0", "1", "1"]
     assert "scale<nonsense> -DFACTOR=2 failed: no kernel 'scale<nonsense>'" in again.out
     assert 'warning: variable "unused"' in again.out
+    assert again.out.splitlines()[-1] == f"1 artifact in {cache_dir}"
 
 
 def test_a_target_that_the_compiler_does_not_know_is_refused_at_once(

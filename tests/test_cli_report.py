@@ -32,7 +32,9 @@ def manifest(path: Path, *names: str, text: str = TEXT) -> Path:
     return path
 
 
-def test_a_build_writes_its_page_and_its_trace(run: Run, tmp_path: Path) -> None:
+def test_a_build_writes_its_page_and_its_trace(
+    run: Run, tmp_path: Path, cache_dir: Path
+) -> None:
     """Of every kernel: compiled, found and failed, with the times of the workers."""
     file = manifest(tmp_path / "m.json", "float", "nonsense")
     page, trace = tmp_path / "build.html", tmp_path / "trace.json"
@@ -46,7 +48,9 @@ def test_a_build_writes_its_page_and_its_trace(run: Run, tmp_path: Path) -> None
     assert kernels["scale<float>"].seconds("compiling")
     events = json.loads(trace.read_text())["traceEvents"]
     assert "scale<float>" in {event["name"] for event in events if event["ph"] == "X"}
-    assert run("build", file, "--target", "sm_90", "--report", page).code == 1
+    again = run("build", file, "--target", "sm_90", *files)
+    assert again.code == 1
+    assert again.out.endswith(f"\n1 artifact in {cache_dir}; wrote {page}, {trace}\n")
     assert {k.origin for k in read_build(page).kernels} == {"disk", None}
 
 

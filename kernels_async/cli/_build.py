@@ -95,8 +95,15 @@ def build(
         "directory": str(store.root),
         "targets": [_document(one) for one in building.targets],
     }
-    code = PROBLEMS if failed else GOOD
-    return Answer(document, lambda screen: _show(screen, building.targets), code)
+
+    def show(screen: Screen) -> None:
+        _show(screen, building.targets)
+        found = set().union(*(one.keys for one in building.targets))
+        files = ", ".join(str(file) for file in (report, trace) if file is not None)
+        wrote = f"; wrote {files}" if files else ""
+        screen.print(line(f"{count(len(found), 'artifact')} in {store.root}{wrote}"))
+
+    return Answer(document, show, PROBLEMS if failed else GOOD)
 
 
 async def _build(

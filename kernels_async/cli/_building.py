@@ -64,6 +64,11 @@ class TargetBuild:
         """How many kernels are settled."""
         return len(self.artifacts) + len(self.failures)
 
+    @property
+    def keys(self) -> set[str]:
+        """The keys of the artifacts; requests that are equal have one."""
+        return {one.digest for one in self.artifacts.values()}
+
     def of_origin(self, origin: str) -> list[Artifact]:
         """The artifacts that were `compiled`, or are from `disk`."""
         return [one for one in list(self.artifacts.values()) if one.origin == origin]
