@@ -107,11 +107,69 @@ def test_a_report_does_not_replace_what_it_is_made_of(run: Run, tmp_path: Path) 
     run("report", "-o", page)
     before = page.read_bytes()
     (tmp_path / "no.html").write_text("<p>hello")
+    (tmp_path / "link.html").symlink_to(page)
 
     assert run("report", page, "-o", page).code == 2
+    assert run("report", page, "-o", tmp_path / "link.html").code == 2
+    assert run("report", tmp_path / "link.html", "-o", page).code == 2
     assert run("report", page, "-o", other, "--trace", page).code == 2
     assert run("report", page, page, page, "-o", other).code == 2
     assert run("report", tmp_path / "no.html", "-o", other).code == 3
     assert run("report", tmp_path / "none.html", "-o", other).code == 3
     assert page.read_bytes() == before
     assert not other.exists()
+
+
+def test_nothing_is_replaced_that_the_program_did_not_write(
+    run: Run, tmp_path: Path, cache_dir: Path
+) -> None:
+    """Told in a line before anything is compiled; one's own page or trace may go."""
+    file = manifest(tmp_path / "m.json", "float")
+    page, trace, notes = (tmp_path / n for n in ("p.html", "t.json", "notes.html"))
+    link = tmp_path / "link.html"
+    run("report", "-o", page, "--trace", trace)
+    notes.write_text("<!doctype html><p>kernels_async")
+    link.symlink_to(file)
+    before = {path: path.read_bytes() for path in (file, page, trace, notes)}
+    build = ("build", file, "--target", "sm_90")
+
+    for wrong in (
+        *((option, path) for option in ("--report", "--trace") for path in (file, notes)),
+        ("--report", trace),
+        ("--report", link),
+        ("--report", tmp_path),
+        ("--trace", page),
+        ("--report", tmp_path / "new", "--trace", tmp_path / "new"),
+    ):
+        ran = run(*build, *wrong)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert run("report", "-o", notes).code == 2
+    assert run("report", page, "-o", tmp_path / "new", "--trace", notes).code == 2
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (tmp_path / "new").exists()
+    assert not cache_dir.exists()
+    assert run(*build, "--report", page, "--trace", trace).code == 0
+    assert run("report", "-o", page, "--trace", trace).code == 0
+    assert len(read_build(page).kernels) == 1
+
+
+def test_a_page_that_nobody_named_is_called_by_what_it_shows(
+    run: Run, tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is new: the one that is there is kept."""
+    monkeypatch.chdir(tmp_path)
+    put(cache_dir, "k")
+    for name, given in (
+        ("cache.html", ()),
+        ("build.html", ("cache.html",)),
+        ("changes.html", ("cache.html", "build.html")),
+    ):
+        assert run("report", *given, "--json").document["output"] == name
+        Path(name).write_bytes(before := Path(name).read_bytes() + b"\n")
+        again = run("report", *given)
+        assert again.code == 2
+        told = f"kernels-async: {name} is there: name the page to write by --output\n"
+        assert again.err == told
+        assert Path(name).read_bytes() == before
+    assert "What changed" in Path("changes.html").read_text()
+    assert run("report", "build.html").code == 2

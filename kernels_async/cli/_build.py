@@ -17,8 +17,8 @@ from .._manifest import Manifest
 from ._building import Building, TargetBuild
 from ._command import Answer, CacheDir, CannotError, command, open_store, told
 from ._ends import GOOD, PROBLEMS, run
+from ._outputs import TraceFile, check_outputs, write_report
 from ._progress import Progress, kernel_name
-from ._report import TraceFile, check_place, write_report
 from ._screen import Screen
 from ._targets import chosen_targets
 from ._words import count, first_line, line, seconds, size
@@ -79,7 +79,7 @@ def build(
         )
         for name in chosen_targets(target)
     ]
-    check_place(report, trace)
+    check_outputs(report, trace, [manifest])
     collector = BuildCollector(limit=sys.maxsize)
     building = run(_build(screen, manifest, compilers, collector))
     write_report(collector.build(), report, trace)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +13,6 @@ import typer
 from .._build import Build, BuiltKernel
 from .._collector import BuildCollector
 from .._errors import SpecificationError
-from .._html import replace_file
 from .._inventory import inspect, listed
 from .._store import DamagedEntry
 from ..page import (
@@ -22,21 +21,14 @@ from ..page import (
     Verdict,
     compare_builds,
     read_build,
-    render_page,
-    trace_build,
 )
 from ._command import Answer, CacheDir, CannotError, command, existing_store, told
+from ._outputs import TraceFile, check_outputs, write_report
 from ._screen import Screen
 from ._words import count, line, seconds, size
 
 _UNTOLD = ("same", "differs")
-
-TraceFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--trace", metavar="FILE", help="Write the timeline, for Perfetto to open."
-    ),
-]
+_PAGES = ("cache.html", "build.html", "changes.html")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -54,8 +46,15 @@ def report(
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")
-    ] = Path("build.html"),
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The page to write; by default a new cache.html, build.html or, of two "
+            "builds, changes.html.",
+        ),
+    ] = None,
     trace: TraceFile = None,
     cache_dir: CacheDir = None,
 ) -> Answer:
@@ -67,16 +66,14 @@ def report(
     given = builds or []
     if len(given) > 2:
         raise SpecificationError("report takes two builds at most")
-    written = [output] if trace is None else [output, trace]
-    if {path.absolute() for path in given} & {path.absolute() for path in written}:
-        raise SpecificationError("the page would replace what it is made of: see --output")
-    check_place(output, trace)
+    page = _new_page(_PAGES[len(given)]) if output is None else output
+    check_outputs(page, trace, given)
     before = _read(given[0]) if len(given) == 2 else None
     build = _read(given[-1]) if given else _of_cache(cache_dir)
-    write_report(build, output, trace, before)
+    write_report(build, page, trace, before)
     comparison = None if before is None else compare_builds(before, build)
     document = {
-        "output": str(output),
+        "output": str(page),
         "trace": None if trace is None else str(trace),
         "kernels": len(build.kernels),
         "failed": len(build.failed),
@@ -88,37 +85,17 @@ def report(
             _show_changes(screen, comparison)
         failed = f", {len(build.failed)} failed" if build.failed else ""
         kernels = count(len(build.kernels), "kernel")
-        screen.print(f"wrote {' and '.join(map(str, written))}: {kernels}{failed}")
+        wrote = f"{page}" if trace is None else f"{page} and {trace}"
+        screen.print(f"wrote {wrote}: {kernels}{failed}")
 
     return Answer(document, show)
 
 
-def check_place(*files: Path | None) -> None:
-    """Raise `SpecificationError` if one of the files has no folder to be in.
-
-    It is asked before a build that takes long.
-    """
-    for file in files:
-        if file is not None and not file.absolute().parent.is_dir():
-            raise SpecificationError(f"there is no folder {file.absolute().parent}")
-
-
-def write_report(
-    build: Build, page: Path | None, trace: Path | None, before: Build | None = None
-) -> None:
-    """Write the page and the trace of a build, as far as they are wanted.
-
-    Raises:
-        CannotError: One of them cannot be written.
-    """
-    if page is not None:
-        text = render_page(build, before)
-        with told("write", page):
-            replace_file(page, text)
-    if trace is not None:
-        text = json.dumps(trace_build(build))
-        with told("write", trace):
-            replace_file(trace, text)
+def _new_page(name: str) -> Path:
+    """The file of that name in the current folder; nobody named it, so it must be new."""
+    if os.path.lexists(name):
+        raise SpecificationError(f"{name} is there: name the page to write by --output")
+    return Path(name)
 
 
 def _read(file: Path) -> Build:

@@ -26,6 +26,8 @@ from ._timeline import PATTERNS, legend, timeline
 
 _DATA = '<script type="application/json" id="build">'
 _LARGEST = 256 << 20
+_MADE_BY = b'<meta name="generator" content="kernels_async">'
+_HEAD = 4096
 
 
 def render_page(build: Build, before: Build | None = None) -> str:
@@ -96,6 +98,16 @@ def read_build(path: str | os.PathLike[str]) -> Build:
         raise SpecificationError(f"{os.fspath(path)!r} holds no build: {reason}") from error
     except (ValueError, RecursionError) as error:
         raise SpecificationError(f"{os.fspath(path)!r} holds no build: {error}") from error
+
+
+def is_page(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a page of `render_page`, as far as its head says so.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        return _MADE_BY in file.read(_HEAD)
 
 
 def _embedded(build: Build) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from .._build import Build
 from ._lanes import Bar, lanes, waiting
@@ -20,7 +23,7 @@ def trace_build(build: Build) -> dict[str, object]:
     Args:
         build: The build.
     """
-    events: list[TraceEvent] = [_named("process_name", 0, {"name": "kernels_async"})]
+    events: list[TraceEvent] = [_PROCESS_NAME]
     rows = [
         (lane.name if number == 0 else f"{lane.name} ({number + 1})", row)
         for lane in lanes(build)
@@ -47,6 +50,17 @@ def trace_build(build: Build) -> dict[str, object]:
     }
 
 
+def is_trace(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a trace of `trace_build`, as `json.dumps` writes it.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    begin = json.dumps({"traceEvents": [_PROCESS_NAME]}).removesuffix("]}").encode()
+    with Path(path).open("rb") as file:
+        return file.read(len(begin)) == begin
+
+
 def _named(name: str, thread: int, arguments: Mapping[str, object]) -> TraceEvent:
     return {
         "name": name,
@@ -55,6 +69,9 @@ def _named(name: str, thread: int, arguments: Mapping[str, object]) -> TraceEven
         "tid": thread,
         "args": dict(arguments),
     }
+
+
+_PROCESS_NAME = _named("process_name", 0, {"name": "kernels_async"})
 
 
 def _complete(bar: Bar, thread: int) -> TraceEvent:
