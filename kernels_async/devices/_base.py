@@ -21,6 +21,11 @@ class Kernel(ABC):
     with `checked=True`; their types are not known to the driver. On the cpu device every
     call is checked, and returns when the kernel has run.
 
+    Requests whose code is equal to the byte, under one entry name, share one kernel, though
+    their keys differ: also its `__device__` and `__constant__` variables, and its
+    `artifact`, which is that of the first. For variables of their own, make the sources
+    differ in what they compile to; or set the variable before each launch.
+
     Arrays are passed without a copy, by their address, without type or strides: CuPy's,
     and with `__cuda_array_interface__` or DLPack anyone's, such as PyTorch's, Numba's and
     JAX's. One that lies elsewhere is refused; CuPy's own are not asked. A read-only one is
@@ -33,7 +38,7 @@ class Kernel(ABC):
     not be used again before the kernel has run, as for CuPy's own arrays.
 
     Attributes:
-        artifact: What was loaded.
+        artifact: What was loaded; of requests that share the kernel, the first's.
         device: The device's name, such as `"cuda:0"` or `"cpu"`.
         attributes: The driver's own numbers, by CuPy's names: `num_regs`,
             `shared_size_bytes`, `max_threads_per_block` and so on.
