@@ -85,7 +85,7 @@ class Kernel(ABC):
             block: Threads of a block in x, y and z; one to three numbers.
             args: One value for each parameter: arrays for pointers, NumPy scalars of
                 the parameter's own type for values, NumPy arrays of size one for
-                structures.
+                structures. A Python `int` does for any integer that can hold it.
             shared_mem: Dynamic shared memory of each block, in bytes.
             stream: The stream to launch on: CuPy's, PyTorch's, one with
                 `__cuda_stream__`, or an address; by default CuPy's current stream.
@@ -145,10 +145,11 @@ class Kernel(ABC):
 class BoundKernel(ABC):
     """A launch of a kernel whose grid, block and arguments are fixed, for a hot loop.
 
-    `bound()` costs less than half of what a call does before it reaches the driver. The
-    arrays live as long as this does. What their elements are is seen at each launch;
-    where they lie was looked up once, so one that moves (`torch.Tensor.resize_`) must be
-    bound again. What their producers do meanwhile is not waited for. Any thread may launch.
+    `bound()` takes five sixths of a call's time on an H200, and half to two thirds on the
+    cpu device. The arrays live as long as this does. What their elements are is seen at
+    each launch; where they lie was looked up once, so one that moves
+    (`torch.Tensor.resize_`) must be bound again. What their producers do meanwhile is not
+    waited for. Any thread may launch.
 
     Attributes:
         kernel: What is launched.
