@@ -281,6 +281,8 @@ def test_the_reference_has_arguments_and_errors(site: Path) -> None:
     assert 'id="kernels_async.Kernels.open"' in reference
     assert "How many requests may be not loaded yet." in reference
     assert 'id="kernels_async.Kernels.warm"' in reference
+    assert 'id="kernels_async.Kernel.__call__"' in reference
+    assert 'id="kernels_async.Pending.serve"' not in reference
 
 
 def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
