@@ -13,6 +13,7 @@ from ._occupancy import blocks_at_once, most_threads, multiprocessor
 from ._resources import Resources
 
 Origin = Literal["compiled", "disk", "remote"]
+"""Where an artifact comes from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,10 @@ from ._resources import Resources
 SCHEMA = "kernels_async build 1"
 
 SpanKind = Literal["waiting", "reading", "compiling", "keeping", "loading"]
+"""What was done with a kernel; see `Span`."""
+
 State = Literal["building", "kept", "loaded", "shared", "failed"]
+"""How far a kernel came; see `BuiltKernel`."""
 
 
 @dataclass(frozen=True, slots=True)

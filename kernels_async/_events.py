@@ -24,7 +24,10 @@ Kind = Literal[
     "loaded",
     "failed",
 ]
+"""What happened to a kernel; see `Event`."""
+
 Listener = Callable[["Event"], None]
+"""What `Kernels.listen` takes: a function of an event."""
 
 LIMIT = 10_000
 

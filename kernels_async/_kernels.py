@@ -46,8 +46,9 @@ class Kernels(Operations):
         max_outstanding: How many requests may be not loaded yet. One more is refused at
             once with `OverloadedError`; `None` lifts the limit.
         frozen: Whether a request that is not loaded is refused with `FrozenError` once
-            `warm` is through; `"warn"` only logs it, with what tells it from the nearest
-            that is loaded.
+            `warm` has ended; `"warn"` only logs it, with what tells it from the nearest
+            that is loaded. `warm` itself compiles what is missing, and without it nothing
+            is ever refused.
 
     Raises:
         SpecificationError: `max_outstanding` or `frozen` cannot be right.

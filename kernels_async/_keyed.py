@@ -21,6 +21,7 @@ else:
 
     Key = TypeVar("Key", bound=Hashable)
 Make = Callable[[Key], tuple[Source | str, Specialization | str]]
+"""The source and the specialization of a key."""
 
 
 class KeyedKernels(Generic[Key]):

@@ -76,8 +76,8 @@ class Operations:
         """Build every kernel of a manifest, those that take longest first.
 
         Whatever else is asked for meanwhile overtakes them. A kernel that cannot be built
-        is logged and counted, and is no error: the server goes on without it. When it is
-        through, a cache that was opened with `frozen` is.
+        is logged and counted, and is no error: the server goes on without it. What is
+        missing is compiled; when it has ended, a cache that was opened with `frozen` is.
 
         Args:
             manifest: A manifest, or its file.

@@ -23,6 +23,7 @@ from ._errors import ToolchainError
 from .toolchains import Access
 
 Mode = Literal["auto", "require", "off"]
+"""Whether workers are confined: where it can be done, always, never."""
 MODES = ("auto", "require", "off")
 
 FILE_BYTES = 1 << 30

@@ -19,6 +19,7 @@ class CupyDevice(Protocol):
 
 
 DeviceLike: TypeAlias = str | int | CupyDevice
+"""A device: `"cuda:0"`, `0`, a `cupy.cuda.Device`, `"cpu"`."""
 
 
 class CudaStream(Protocol):
@@ -51,6 +52,7 @@ class TorchStream(Protocol):
 
 
 StreamLike: TypeAlias = CudaStream | CupyStream | TorchStream | int
+"""A stream: one with `__cuda_stream__`, CuPy's, PyTorch's, an address."""
 
 
 class CudaArray(Protocol):
@@ -103,7 +105,16 @@ class DevicePointer(Protocol):
 
 
 Array: TypeAlias = CudaArray | DLPackArray | TorchTensor
+"""What a pointer takes: one with `__cuda_array_interface__`, DLPack's, PyTorch's."""
+
 Scalar: TypeAlias = "bool | int | float | complex | np.generic"
+"""What a number takes; a NumPy scalar has the size of its parameter."""
+
 Argument: TypeAlias = "Array | Scalar | DevicePointer | None"
+"""What one parameter takes."""
+
 Arguments: TypeAlias = Sequence[Argument]
+"""One for each parameter."""
+
 GlobalVariable: TypeAlias = "DevicePointer | npt.NDArray[np.uint8]"
+"""A variable of a kernel: CuPy's pointer, or its bytes on the cpu device."""

@@ -1,7 +1,7 @@
 """The programs in the pages of the documentation, and how they are run.
 
 A fence of the language `python` is a program of its own, and may await at its top, as in
-`python -m asyncio`. On a page that says `session: true` at its beginning all of them are
+a notebook. On a page that says `session: true` at its beginning all of them are
 one program, in order. One with the title `On a GPU` is not run. A fence with the title
 `Output` is what the program before it prints, where `...` stands for anything; with the
 title `Output, such as` a number stands for any other.

@@ -21,6 +21,11 @@ class Kernel(ABC):
     with `checked=True`; their types are not known to the driver. On the cpu device every
     call is checked, and returns when the kernel has run.
 
+    Requests whose code is equal to the byte, under one entry name, share one kernel, though
+    their keys differ: also its `__device__` and `__constant__` variables, and its
+    `artifact`, which is that of the first. For variables of their own, make the sources
+    differ in what they compile to; or set the variable before each launch.
+
     Arrays are passed without a copy, by their address, without type or strides: CuPy's,
     and with `__cuda_array_interface__` or DLPack anyone's, such as PyTorch's, Numba's and
     JAX's. One that lies elsewhere is refused; CuPy's own are not asked. A read-only one is
@@ -33,7 +38,7 @@ class Kernel(ABC):
     not be used again before the kernel has run, as for CuPy's own arrays.
 
     Attributes:
-        artifact: What was loaded.
+        artifact: What was loaded; of requests that share the kernel, the first's.
         device: The device's name, such as `"cuda:0"` or `"cpu"`.
         attributes: The driver's own numbers, by CuPy's names: `num_regs`,
             `shared_size_bytes`, `max_threads_per_block` and so on.
@@ -80,7 +85,7 @@ class Kernel(ABC):
             block: Threads of a block in x, y and z; one to three numbers.
             args: One value for each parameter: arrays for pointers, NumPy scalars of
                 the parameter's own type for values, NumPy arrays of size one for
-                structures.
+                structures. A Python `int` does for any integer that can hold it.
             shared_mem: Dynamic shared memory of each block, in bytes.
             stream: The stream to launch on: CuPy's, PyTorch's, one with
                 `__cuda_stream__`, or an address; by default CuPy's current stream.
@@ -140,10 +145,11 @@ class Kernel(ABC):
 class BoundKernel(ABC):
     """A launch of a kernel whose grid, block and arguments are fixed, for a hot loop.
 
-    `bound()` costs less than half of what a call does before it reaches the driver. The
-    arrays live as long as this does. What their elements are is seen at each launch;
-    where they lie was looked up once, so one that moves (`torch.Tensor.resize_`) must be
-    bound again. What their producers do meanwhile is not waited for. Any thread may launch.
+    `bound()` takes five sixths of a call's time on an H200, and half to two thirds on the
+    cpu device. The arrays live as long as this does. What their elements are is seen at
+    each launch; where they lie was looked up once, so one that moves
+    (`torch.Tensor.resize_`) must be bound again. What their producers do meanwhile is not
+    waited for. Any thread may launch.
 
     Attributes:
         kernel: What is launched.

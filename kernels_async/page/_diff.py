@@ -22,6 +22,7 @@ Verdict = Literal[
     "differs",
     "same",
 ]
+"""What became of a kernel between two builds; see `Change`."""
 
 _SLOWER = 1.25
 _SLOWER_SECONDS = 0.05
