@@ -274,15 +274,6 @@ def test_the_site_is_whole_and_fetches_nothing(site: Path) -> None:
     assert re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", styles) == []
 
 
-def test_a_site_that_lies_in_a_folder_can_be_searched(site: Path) -> None:
-    """Browsers give a page of a file neither data nor workers: both come as scripts."""
-    assert (site / "search/search_index.js").read_text().startswith("var __index = {")
-    assert "IFrameWorker" in (site / "iframe-worker.js").read_text()
-    for page in (DOCS / "pages").glob("*.md"):
-        shown = (site / page.with_suffix(".html").name).read_text()
-        assert '<script src="iframe-worker.js">' in shown
-
-
 def test_the_reference_has_arguments_and_errors(site: Path) -> None:
     """It is made of the docstrings, with their sections."""
     reference = (site / "api.html").read_text()
