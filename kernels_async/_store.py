@@ -106,7 +106,7 @@ class Store:
         self.root: Path = Path(root).expanduser().absolute()
         self.files: Files = files or Files()
         self._filename = filename
-        self.seal = seal or Seal()
+        self.seal: Seal = seal or Seal()
         self._trust = trust
 
     def path(self, key: str) -> Path:

@@ -13,7 +13,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector
 
 from .._cache import Cache
 from .._events import Event
@@ -31,7 +30,7 @@ _HISTOGRAMS = {
 }
 
 
-class KernelsCollector(Collector):
+class KernelsCollector:
     """Tells Prometheus the numbers of caches, at each scrape as they are then.
 
     It exists so that one line gives a server its metrics, labelled by device and target::
