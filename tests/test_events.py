@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from contextvars import ContextVar
@@ -279,7 +278,6 @@ async def test_a_stream_that_was_left_is_told_nothing_more(kernels: Kernels) -> 
         assert event.kind == "requested"
         break
     await waiter
-    await asyncio.to_thread(gc.collect)
     assert kernels._cache.ledger._hub.listeners == ()
 
 
