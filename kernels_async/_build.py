@@ -55,7 +55,7 @@ class Span:
         match record:
             case [str(kind), int() | float() as begin, int() | float() as end, str(lane)]:
                 if kind in get_args(SpanKind) and 0 <= begin <= end < _CENTURIES:
-                    return cls(kind, begin, end, lane)  # type: ignore[arg-type]
+                    return cls(kind, begin, end, lane)  # type: ignore[arg-type]  # a SpanKind
         raise ValueError("not a span")
 
 

@@ -68,8 +68,6 @@ def _error(pending: Pending, loaded: Sequence[Pending]) -> FrozenError:
     """What is missed, and what tells it from the nearest of those that are loaded."""
     symbol = pending.specialization.symbol
     told = f"{symbol!r} is not loaded, and the cache is frozen"
-    if pending.failed:
-        return FrozenError(f"{told}: its last build failed")
     nearest = _nearest(pending, loaded)
     if nearest is None:
         return FrozenError(f"{told}: nothing is loaded")

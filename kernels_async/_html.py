@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ._artifact import Artifact
 from ._build import Build
 from ._collector import KEPT, BuildCollector
 from ._events import Event
+from ._replacing import replacing
 from ._threads import in_thread
 from .page import render_page
 
@@ -133,16 +133,6 @@ class HtmlReporter:
 
 
 def _write(path: Path, build: Build) -> None:
-    replace_file(path, render_page(build))
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Make a file of `text`, or replace one, so that nobody sees half of it."""
-    staged = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with staged.open("x", encoding="utf-8") as file:
-            file.write(text)
-        staged.replace(path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
+    page = render_page(build).encode()
+    with replacing(path) as file:
+        file.write(page)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ._errors import ManifestError, SpecificationError
+from ._replacing import replacing
 from ._source import Source
 from ._specialization import Specialization
 from ._threads import in_thread
@@ -176,15 +176,8 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write a file; see `Manifest.save`."""
     data = manifest.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with staged.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(path)
-    finally:
-        staged.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(data)
 
 
 def _kernels(content: Mapping[str, Any]) -> tuple[ManifestKernel, ...]:

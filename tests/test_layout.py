@@ -25,6 +25,7 @@ ROWS = [
         "_resources",
         "_value",
         "_files",
+        "_replacing",
         "_trust",
         "_types",
     },

@@ -368,7 +368,7 @@ async def test_a_frozen_cache_may_only_say_what_it_missed(
     assert "symbol: add<0> -> add<5>" in caplog.text
 
 
-async def test_a_frozen_cache_says_that_a_kernel_failed_at_its_warm_up(
+async def test_a_frozen_cache_does_not_compile_again_what_failed_at_its_warm_up(
     warm_dir: Path,
 ) -> None:
     """It is not compiled again."""

@@ -12,7 +12,7 @@ import typer
 
 from .._build import Build
 from .._errors import SpecificationError
-from .._html import replace_file
+from .._replacing import replacing
 from ..page import is_page, is_trace, render_page, trace_build
 from ._command import told
 
@@ -70,9 +70,9 @@ def write_report(
     """
     if page is not None:
         text = render_page(build, before)
-        with told("write", page):
-            replace_file(page, text)
+        with told("write", page), replacing(page) as file:
+            file.write(text.encode())
     if trace is not None:
         text = json.dumps(trace_build(build))
-        with told("write", trace):
-            replace_file(trace, text)
+        with told("write", trace), replacing(trace) as file:
+            file.write(text.encode())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import typer
 from .._bundle import Imported, read_bundle, write_bundle
 from .._errors import SpecificationError
 from .._inventory import listed
+from .._replacing import replacing
 from ._cache import find_key
 from ._command import Answer, CacheDir, command, existing_store, open_store, told
 from ._ends import GOOD, PROBLEMS
@@ -83,17 +82,10 @@ def _written(file: Path) -> Iterator[BinaryIO]:
             raise SpecificationError("a bundle is no text for a terminal: name a file")
         yield sys.stdout.buffer
         return
-    part = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    try:
+    with contextlib.ExitStack() as stack:
         with told("write", file):
-            opened = part.open("xb")
-        with opened as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
+            stream = stack.enter_context(replacing(file))
+        yield stream
 
 
 def import_bundle(
