@@ -6,6 +6,8 @@ import pytest
 
 from tests.bars.loop import BARS
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def _loop_is_never_blocked() -> None:

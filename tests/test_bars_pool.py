@@ -6,6 +6,8 @@ import pytest
 
 from tests.bars.pool import BARS
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("bar", BARS)
 def test_a_bar_is_met_in_its_short_form(bar: str) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.timeout(150)
 def test_a_short_soak_loses_hangs_and_leaks_nothing(

@@ -21,6 +21,8 @@ from kernels_async._trust import LAYER, Trust
 from tests.bars import attacks, damage, herd, kills, syscalls
 from tests.bars.injection import ENTRIES, OPERATIONS, Counting
 
+pytestmark = pytest.mark.alone
+
 BARS = {
     **kills.BARS,
     **syscalls.BARS,
